@@ -1,16 +1,38 @@
 """Engines in C++: the struct and the call of each, as its kind says (`Nest.unit`)."""
 
-from pipec.backends.fpga.cpp import comment, cpp_type, identifier, struct
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from pipec.backends.fpga.cpp import comment, cpp_type, identifier
 from pipec.backends.fpga.engines.base import Engine
 from pipec.errors import BackendError
 
 
-def struct_of(engine: Engine) -> str:
+@dataclass(frozen=True)
+class Struct:
+    """A configuration struct of namespace ``cfg``.
+
+    Attributes:
+        name: Its name.
+        about: Comment above it.
+        element: C++ type ``T``.
+        constants: Integer (or bool) constants in order.
+        functions: Bodies of static member functions by signature.
+    """
+
+    name: str
+    about: str
+    element: str
+    constants: Mapping[str, int]
+    functions: Mapping[str, Iterable[str]]
+
+
+def struct_of(engine: Engine) -> Struct:
     """The configuration struct of an engine."""
     unit, name = engine.nest.unit(engine), engine.name
     about = f"{name}: {engine.origin}" if engine.origin else name
     constants = {**unit.constants, "II": engine.ii, "DEPTH": engine.depth}
-    return struct(identifier(name), about, cpp_type(engine.dtype), constants, unit.functions)
+    return Struct(identifier(name), about, cpp_type(engine.dtype), constants, unit.functions)
 
 
 def table_name(engine: Engine, role: str) -> str:

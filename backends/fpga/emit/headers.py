@@ -1,7 +1,11 @@
-"""The C++ headers that pipec ships, and the texts with gaps that files are made of."""
+"""The C++ headers that pipec ships, and the templates that files are made of."""
 
-import re
+from functools import cache
 from importlib.resources import files
+
+from jinja2 import Environment, FunctionLoader, StrictUndefined
+
+from pipec.backends.fpga.cpp import comment, cpp_type, identifier
 
 _FOLDER = files("pipec.backends.fpga") / "hls"
 
@@ -14,22 +18,25 @@ def own_header(name: str) -> str:
     return (_FOLDER / name).read_text(encoding="utf-8")
 
 
-def filled(name: str, section: str = "main", /, **gaps: object) -> str:
-    """One section of ``hls/text/<name>.in``, its gaps ``@gap@`` filled; ``@@ name`` begins one.
-
-    A list is lines, each indented as its gap is.
+def filled(name: str, /, **facts: object) -> str:
+    """The Jinja template ``hls/text/<name>.in`` with these facts; ``@fact@`` is what it prints.
 
     Raises:
-        KeyError: There is no such section, or nothing for a gap.
+        jinja2.UndefinedError: It needs another fact.
     """
-    _, *found = re.split(r"^@@ (\w+)\n", own_header(f"text/{name}.in"), flags=re.MULTILINE)
-    text = dict(zip(found[::2], found[1::2], strict=True))[section]
+    return _templates().get_template(name).render(facts)
 
-    def value(gap: re.Match[str]) -> str:
-        """What stands in one gap."""
-        found, indent = gaps[gap[2]], gap[1]
-        if not isinstance(found, list):
-            return f"{indent}{found}"
-        return "\n".join(f"{indent}{line}" if line else "" for line in found)
 
-    return re.sub(r"((?:^ +)?)@(\w+)@", value, text, flags=re.MULTILINE)
+@cache
+def _templates() -> Environment:
+    found = Environment(  # noqa: S701  (no HTML is made)
+        loader=FunctionLoader(lambda name: own_header(f"text/{name}.in")),
+        variable_start_string="@",
+        variable_end_string="@",
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        undefined=StrictUndefined,
+    )
+    found.globals |= {"comment": comment, "cpp_type": cpp_type, "identifier": identifier}
+    return found

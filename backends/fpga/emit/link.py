@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipec.backends.fpga.banks import banks_of
-from pipec.backends.fpga.cpp import comment
 from pipec.backends.fpga.design import StageDesign, Stream
+from pipec.backends.fpga.emit.headers import filled
 from pipec.backends.fpga.emit.mover import GMEM, Mover, movers
 from pipec.backends.fpga.emit.share import Shared, shared
-from pipec.backends.fpga.emit.source import port_names, top_name
+from pipec.backends.fpga.emit.source import facts, port_names, top_name
 from pipec.backends.fpga.emit.tables import pointers
 from pipec.backends.fpga.links import FLIT_BYTES, Frame, in_packets
 from pipec.cluster.device import FpgaResources
@@ -43,11 +43,6 @@ def pin(kernel: str, port: str) -> str:
 def memory_port(bundle: str) -> str:
     """The port of a bundle of memory pointers."""
     return f"m_axi_{bundle}"
-
-
-def stream_connect(source: str, sink: str) -> str:
-    """The line that leads a stream from pin to pin."""
-    return f"stream_connect={source}:{sink}"
 
 
 @dataclass(frozen=True)
@@ -171,15 +166,12 @@ def link_cfg(design: StageDesign, found: Around) -> str:
     used = sides(design, found)
     kernels = {f"krnl_aurora_{side.cage}": "krnl_aurora" for side in used}
     kernels |= {instance(s.mux.name): s.mux.name for s in used if s.mux is not None}
-    lines = []
+    links = []
     for side in used:
         core = f"krnl_aurora_{side.cage}"
-        lines += _streams(design, side, side.mux, (f"{core}.rx_axis", f"{core}.tx_axis"))
-        lines += [
-            f"connect=io_clk_qsfp_refclka_0{side.cage}:{core}/gt_refclk",
-            f"connect={core}/gt_port:io_gt_qsfp_0{side.cage}",
-        ]
-    return connectivity([(design, found)], kernels, lines)
+        ends = (f"{core}.rx_axis", f"{core}.tx_axis")
+        links.append((side, _streams(design, side, side.mux, ends)))
+    return connectivity([(design, found)], kernels, links=links)
 
 
 def link_udp_cfg(design: StageDesign, found: Around) -> str:
@@ -190,80 +182,63 @@ def link_udp_cfg(design: StageDesign, found: Around) -> str:
     network layer is the board on the other side. The transceivers are connected by VNx's script,
     which finds the board's names for them.
     """
-    used = sides(design, found)
-    kernels, lines = dict[str, str](), list[str]()
-    for side in used:
-        net, core = f"networklayer_{side.cage}", f"cmac_{side.cage}"
-        packets = side.packets.name
-        kernels |= {core: core, net: "networklayer", instance(packets): packets}
-        lines += [
-            f"stream_connect={core}.M_AXIS:{net}.S_AXIS_eth2nl",
-            f"stream_connect={net}.M_AXIS_nl2eth:{core}.S_AXIS",
-        ]
+    kernels, links = dict[str, str](), []
+    for side in sides(design, found):
+        net, core, packets = f"networklayer_{side.cage}", f"cmac_{side.cage}", side.packets
+        kernels |= {core: core, net: "networklayer", instance(packets.name): packets.name}
+        pairs = [(f"{core}.M_AXIS", f"{net}.S_AXIS_eth2nl")]
+        pairs += [(f"{net}.M_AXIS_nl2eth", f"{core}.S_AXIS")]
         ends = (f"{net}.M_AXIS_nl2sk", f"{net}.S_AXIS_sk2nl")
-        lines += _streams(design, side, side.packets, ends)
-    script = "userPostSysLinkOverlayTcl=<xup_vitis_network_example>/Ethernet/post_sys_link.tcl"
-    advanced = ["", "[advanced]", f"param=compiler.{script}"] if used else []
-    return connectivity([(design, found)], kernels, [*lines, *advanced])
+        links.append((side, [*pairs, *_streams(design, side, packets, ends)]))
+    return connectivity([(design, found)], kernels, links=links, udp=True)
 
 
 def connectivity(
     stages: Sequence[tuple[StageDesign, Around]],
     kernels: Mapping[str, str],
-    links: Sequence[str],
+    *,
+    links: Sequence[tuple[Side, Sequence[tuple[str, str]]]] = (),
+    udp: bool = False,
+    joints: Sequence[Sequence[str]] = (),
+    elsewhere: Sequence[str] = (),
 ) -> str:
     """A file for ``v++ --link``: kernels, memory banks, then what connects them to links.
 
     Args:
         stages: The kernels of a board and what is around each.
         kernels: Those on the links: instance to kernel.
-        links: What connects these, or the first to each other.
+        links: The streams of every side that has a link.
+        udp: Whether these are UDP network kernels.
+        joints: Pairs of pins that are joined besides.
+        elsewhere: Pins that lead to other boards, and are left to the user.
     """
     tops = [top_name(design) for design, _ in stages]
-    moved = [mover for _, found in stages for mover in found.movers]
-    instances = {instance(top): top for top in tops}
-    instances |= {**kernels, **{instance(mover.name): mover.name for mover in moved}}
-    lines = ["[connectivity]"]
-    for name in dict.fromkeys(instances.values()):
-        own = [one for one, of in instances.items() if of == name]
-        lines.append(f"nk={name}:{len(own)}:{','.join(own)}")
-    for top, (_, found) in zip(tops, stages, strict=True):
-        banks = found.banks.items()
-        lines += [f"sp={pin(top, memory_port(name))}:{bank}" for name, bank in banks]
-        lines += [f"sp={pin(m.name, memory_port(GMEM))}:{m.memory}" for m in found.movers]
-        for mover in found.movers:
-            ends = (pin(mover.name, mover.stream), pin(top, mover.port))
-            lines.append(stream_connect(*(ends if mover.feeds else reversed(ends))))
-    lines += links
-    for top, (_, found) in zip(tops, stages, strict=True):
+    moved = [mover.name for _, found in stages for mover in found.movers]
+    named: dict[str, list[str]] = {}
+    instances = {**{instance(top): top for top in tops}, **kernels}
+    for one, of in [*instances.items(), *((instance(name), name) for name in moved)]:
+        named.setdefault(of, []).append(one)
+    rows = []
+    for top, (design, found) in zip(tops, stages, strict=True):
         hands = {mover.port for mover in found.movers}
         host = [port for port in found.host if port not in hands]
-        lines += [f"# to or from the host, by a data mover: {pin(top, port)}" for port in host]
-    for top, (design, _) in zip(tops, stages, strict=True):
-        lines += [f"# {pin(top, name)}: {fact}" for name, fact in port_facts(design).items()]
-    return "\n".join([*lines, ""])
+        row = {"top": top, "banks": found.banks, "movers": found.movers, "host": host}
+        rows.append({**row, "ports": facts(design)["ports"]})
+    return filled(
+        "link.cfg", stages=rows, kernels=named, links=links, udp=udp, joints=joints,
+        elsewhere=elsewhere, gmem=GMEM,
+    )  # fmt: skip
 
 
 def _streams(
     design: StageDesign, side: Side, packets: Shared | None, ends: tuple[str, str]
-) -> list[str]:
+) -> list[tuple[str, str]]:
     """The streams of a side, through a kernel or without, to where a link receives and sends."""
     (rx, tx), top = ends, top_name(design)
     if packets is None:
         own = pin(top, side.ports[0])
-        pairs = [(rx, own)] if side.way == "rx" else [(own, tx)]
-    else:
-        pairs = [(pin(top, port), pin(packets.name, port)) for port in packets.ports]
-        if side.way == "rx":
-            pairs = [(b, a) for a, b in pairs]
-        pairs += [(rx, pin(packets.name, packets.into)), (pin(packets.name, packets.out), tx)]
-    return [stream_connect(a, b) for a, b in pairs]
-
-
-def port_facts(design: StageDesign) -> dict[str, str]:
-    """Stream port to its value, width and beats."""
-    return {
-        name: f"{comment(port.value)}, {design.streams[port.stream].token_bits} bit, "
-        f"{design.streams[port.stream].tokens} beats per frame"
-        for name, port in port_names(design).items()
-    }
+        return [(rx, own)] if side.way == "rx" else [(own, tx)]
+    pairs = [(pin(top, port), pin(packets.name, port)) for port in packets.ports]
+    if side.way == "rx":
+        pairs = [(b, a) for a, b in pairs]
+    return [*pairs, (rx, pin(packets.name, packets.into)), (pin(packets.name, packets.out), tx)]

@@ -82,26 +82,13 @@ def mover_files(design: StageDesign, kernels: Sequence[Mover]) -> dict[str, str]
 def source(design: StageDesign, kernel: Mover) -> str:
     """The kernel's C++."""
     stream = design.streams[port_names(design)[kernel.port].stream]
-    form = f"<{cpp_type(stream.dtype)}, {stream.lanes}, {stream.tokens}>"
-    if kernel.feeds:
-        way, limit, const = f"memory to {kernel.port}", "max_read_burst_length", "const "
-        first, then = f"fetch{form}(frames, memory, beats)", f"to_port{form}(frames, beats, out)"
-    else:
-        way, limit, const = f"{kernel.port} to memory", "max_write_burst_length", ""
-        first, then = f"from_port{form}(frames, in, beats)", f"keep{form}(frames, beats, memory)"
     return filled(
         "mover.cpp",
         stage=design.name,
-        way=way,
-        name=kernel.name,
-        const=const,
+        kernel=kernel,
+        stream=stream,
         element=cpp_type(stream.dtype),
-        lanes=stream.lanes,
-        stream=kernel.stream,
         bundle=GMEM,
         depth=ceil_div(stream.nbytes, BEAT_BYTES),
-        limit=limit,
         burst=BURST,
-        first=first,
-        then=then,
     )

@@ -73,17 +73,14 @@ def makefile(design: StageDesign, found: Around, packets: Sequence[Shared], *, h
 
     That is ``make xclbin`` and ``make host`` with the vendor's tools, ``make host-sim`` without.
     """
-    flags = {
-        "flags": (*STANDARD, *FLAGS), "includes": INCLUDES, "sources": SOURCES, "timed": TIMED,
-        "bounded": BOUNDED, "sanitized": SANITIZED,
-    }  # fmt: skip
-    words = {name: " ".join(value) for name, value in flags.items()}
-    text = filled("Makefile", stage=design.name, **words)
-    if not hosted:
-        return text
     configs = ["hls_config.cfg", *(f"hls_move_{one.port}.cfg" for one in found.movers)]
     configs += [f"hls_link_{one.way}.cfg" for one in packets]
-    return text + filled("Makefile", "board", stage=design.name, configs=" ".join(configs))
+    flags = {
+        "flags": (*STANDARD, *FLAGS), "includes": INCLUDES, "sources": SOURCES, "timed": TIMED,
+        "bounded": BOUNDED, "sanitized": SANITIZED, "configs": configs,
+    }  # fmt: skip
+    words = {name: " ".join(value) for name, value in flags.items()}
+    return filled("Makefile", stage=design.name, hosted=hosted, **words)
 
 
 def _of_vendor(name: str, design: StageDesign, *, platform: bool) -> str:

@@ -80,31 +80,16 @@ def source(design: StageDesign, kernel: Shared) -> str:
     return filled(
         "link.cpp",
         stage=design.name,
-        does="sends" if sends else "receives",
-        values=", ".join(ports[p].value for p in kernel.ports),
+        sends=sends,
+        values=[ports[p].value for p in kernel.ports],
         name=kernel.name,
-        arguments=", ".join([*arguments, "int frames"]),
-        pragmas=[f"#pragma HLS INTERFACE axis port = {pin}" for pin in kernel.pins],
-        packets=sum(f.packets for f in frames),
-        count=len(frames),
+        arguments=[*arguments, "int frames"],
+        ports=kernel.ports,
+        pins=kernel.pins,
+        frames=frames,
         depth=PACKET * (2 if sends else WINDOW),  # two packets before the link, a window behind it
         window=WINDOW,
-        tasks=_tasks(kernel, [f"{f.width}, {f.tokens}" for f in frames]),
     )
-
-
-def _tasks(kernel: Shared, sizes: Sequence[str]) -> list[str]:
-    each, count = enumerate(zip(kernel.ports, sizes, strict=True)), len(sizes)
-    if kernel.way == "tx":
-        gather = "TASK(links::gather<{0}>(frames, {1}, beats[{2}], whole[{2}]));"
-        ends = f"TASK(links::send<{count}>(packets, beats, whole, back, out));"
-        return [*(gather.format(size, port, k) for k, (port, size) in each), ends]
-    scatter = "TASK(links::scatter<{0}>(frames, beats[{2}], {1}, whole[{2}]));"
-    return [
-        f"TASK(links::receive<{count}>(packets, in, beats));",
-        *(scatter.format(size, port, k) for k, (port, size) in each),
-        f"TASK(links::acknowledge<{count}>(packets, whole, back));",
-    ]
 
 
 def product_of(*, platform: bool) -> dict[str, str]:
@@ -126,6 +111,6 @@ def period_ns(design: StageDesign) -> str:
 def hls_cfg(design: StageDesign, top: str, source: str, flags: str, *, platform: bool) -> str:
     """What builds one small kernel with ``v++ -c --mode hls``: ``hls_link_tx.cfg``."""
     return filled(
-        "hls_config.cfg", "kernel", part=design.part, clock=period_ns(design), top=top,
-        source=source, flags=flags, **product_of(platform=platform),
+        "kernel.cfg", part=design.part, clock=period_ns(design), top=top, source=source,
+        flags=flags, **product_of(platform=platform),
     )  # fmt: skip

@@ -1,21 +1,43 @@
 """The kernel itself: ``types.h`` (configurations), ``stage_top.h``, ``stage_top.cpp``."""
 
 import re
-from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from pipec.backends.fpga.cpp import comment, cpp_type, identifier, struct
+from pipec.backends.fpga.cpp import comment, cpp_type, identifier
 from pipec.backends.fpga.design import Port, StageDesign, Stream
-from pipec.backends.fpga.emit.engines import call_of, struct_of
+from pipec.backends.fpga.emit.engines import Struct, call_of, struct_of
 from pipec.backends.fpga.emit.headers import filled, own_header
-from pipec.backends.fpga.emit.tables import BURST, WIDEST_WORD_BITS, OnChip, on_chip, pointers
-from pipec.backends.fpga.engines.parts import Memory
+from pipec.backends.fpga.emit.tables import BURST, on_chip, pointers
 
 _INCLUDED = re.compile(r'^#include "(?!hls_|ap_)(\w+\.h)"', re.MULTILINE)
 """Names of headers that a header includes, the vendor's left out."""
 _LONGEST = 80
 """Characters of a port's name: files of data are called by it."""
-_RAMS = {Memory.LUT: "lutram", Memory.BRAM: "bram", Memory.URAM: "uram"}
-"""Where a table lies, in the words of ``BIND_STORAGE``."""
+
+
+@dataclass(frozen=True)
+class StagePort:
+    """A port as texts name it.
+
+    Attributes:
+        name: Its C++ name.
+        port: What is on it; ``stream`` in which tokens.
+    """
+
+    name: str
+    port: Port
+    stream: Stream
+
+    @property
+    def is_input(self) -> bool:
+        """Whether the stage reads it."""
+        return self.name.startswith("in_")
+
+    @property
+    def kind(self) -> str:
+        """Element type and lanes, as template arguments."""
+        return stream_type(self.stream)
 
 
 def headers(design: StageDesign) -> list[str]:
@@ -51,26 +73,6 @@ def stream_type(stream: Stream) -> str:
     return f"{cpp_type(stream.dtype)}, {stream.lanes}"
 
 
-def types_h(design: StageDesign) -> str:
-    """Every constant of the stage: one configuration struct per engine and port."""
-    structs = [_port_struct(name, port, design) for name, port in port_names(design).items()]
-    structs += [struct_of(engine) for engine in design.engines]
-    return filled(
-        "types.h",
-        stage=design.name,
-        includes=[f'#include "engines/{name}"' for name in headers(design)],
-        structs="\n\n".join(structs),
-    )
-
-
-def _port_struct(name: str, port: Port, design: StageDesign) -> str:
-    stream = design.streams[port.stream]
-    order = ",".join(map(str, port.order))
-    about = f"{port.value}: {port.dtype}{list(port.shape)}, axes in the order {order}"
-    constants = {"LANES": stream.lanes, "TOKENS": stream.tokens, "II": 1, "DEPTH": 1}
-    return struct(name, about, cpp_type(stream.dtype), constants)
-
-
 def arguments(design: StageDesign) -> list[tuple[str, str]]:
     """Type and name of every argument of the top function: ports, memories, scalars."""
     found = [
@@ -87,104 +89,53 @@ def numbering(design: StageDesign) -> tuple[str, ...]:
     return max((p.mover.counts for p in pointers(design) if p.mover), key=len, default=())
 
 
+def facts(design: StageDesign) -> dict[str, Any]:
+    """What every text of a stage may say: of the stage, its board, its ports and its memory."""
+    ports = [StagePort(n, p, design.streams[p.stream]) for n, p in port_names(design).items()]
+    return {
+        "design": design,
+        "stage": design.name,
+        "board": comment(design.device) or "a board",
+        "part": design.part,
+        "clock": f"{design.clock_mhz:g}",
+        "top": top_name(design),
+        "ports": ports,
+        "inputs": [p for p in ports if p.is_input],
+        "outputs": [p for p in ports if not p.is_input],
+        "pointers": pointers(design),
+        "tables": on_chip(design),
+        "arguments": arguments(design),
+        "stream_type": stream_type,
+    }
+
+
+def types_h(design: StageDesign) -> str:
+    """Every constant of the stage: one configuration struct per engine and port."""
+    known = facts(design)
+    structs = [*map(_port_struct, known["ports"]), *map(struct_of, design.engines)]
+    return filled("types.h", **known, headers=headers(design), structs=structs)
+
+
+def _port_struct(p: StagePort) -> Struct:
+    order = ",".join(map(str, p.port.order))
+    about = f"{p.port.value}: {p.port.dtype}{list(p.port.shape)}, axes in the order {order}"
+    constants = {"LANES": p.stream.lanes, "TOKENS": p.stream.tokens, "II": 1, "DEPTH": 1}
+    return Struct(p.name, about, cpp_type(p.stream.dtype), constants, {})
+
+
 def stage_top_h(design: StageDesign) -> str:
     """Declaration of the top function."""
-    board, signature = comment(design.device) or "a board", _signature(design)
-    return filled("stage_top.h", stage=design.name, board=board, signature=signature)
-
-
-def _signature(design: StageDesign) -> str:
-    lines = ",\n    ".join(kind + name for kind, name in arguments(design))
-    return f"void {top_name(design)}(\n    {lines})"
+    return filled("stage_top.h", **facts(design))
 
 
 def stage_top_cpp(design: StageDesign) -> str:
     """The kernel: tables, the dataflow of engines, the top function."""
-    tables = on_chip(design)
-    inner = [
-        (kind, name)
-        for kind, name in arguments(design)
-        if name != "load_tables" and not name.startswith("tables_")
-    ]
-    load = filled("stage_top.cpp", "load", loads=_loads(tables)).rstrip("\n")
+    memory = {p.port.engine: p.name for p in pointers(design) if p.port is not None}
     return filled(
         "stage_top.cpp",
-        stage=design.name,
-        tables=filled("stage_top.cpp", "tables", arrays=_arrays(tables)) if tables else "",
-        parameters=",\n    ".join(kind + name for kind, name in inner),
-        streams=[line for s in design.streams.values() for line in _stream(s)],
-        tasks=_tasks(design),
-        signature=_signature(design),
-        pragmas=_pragmas(design, tables),
-        load=load if tables else "  (void)load_tables;",
-        passed=", ".join(name for _, name in inner),
+        **facts(design),
+        inner=[a for a in arguments(design) if not a[1].startswith(("load_tables", "tables_"))],
+        calls=[call_of(engine, memory.get(engine.name)) for engine in design.engines],
+        numbering=numbering(design),
+        burst=BURST,
     )
-
-
-def _arrays(tables: Sequence[OnChip]) -> list[str]:
-    return [
-        f"static vec<{t.element}, {t.weight.lanes}> {t.name}[{t.weight.words}];"
-        f"  // {comment(', '.join(t.weight.sources) or 'constant')}"
-        for t in tables
-    ]
-
-
-def _loads(tables: Sequence[OnChip]) -> list[str]:
-    return [
-        f"engine::load_table(tables_{identifier(t.weight.dtype)}, {t.first_beat}, table::{t.name});"
-        for t in tables
-    ]
-
-
-def _tasks(design: StageDesign) -> list[str]:
-    """Ports and engines as tasks of the dataflow: inputs, engines, outputs."""
-    memory = {p.port.engine: p.name for p in pointers(design) if p.port is not None}
-    ends: dict[str, list[str]] = {"in": [], "out": []}
-    for name, port in port_names(design).items():
-        way, stream = name.partition("_")[0], identifier(port.stream)
-        streams = f"{name}, {stream}" if way == "in" else f"{stream}, {name}"
-        ends[way].append(f"TASK(engine::axis_{way}<cfg::{name}>(frames, {streams}));")
-    calls = [call_of(engine, memory.get(engine.name)) for engine in design.engines]
-    return [*ends["in"], *calls, *ends["out"]]
-
-
-def _stream(stream: Stream) -> list[str]:
-    name = identifier(stream.name)
-    kind = f"hls::stream<vec<{stream_type(stream)}>, {stream.depth}>"
-    lines = [
-        f'  {kind} {name}("{name}");',
-        f"#pragma HLS STREAM variable = {name} depth = {stream.depth}",
-    ]
-    if stream.memory is not None:
-        impl = f"type = fifo impl = {stream.memory.value}"
-        lines.append(f"#pragma HLS BIND_STORAGE variable = {name} {impl}")
-    return lines
-
-
-def _pragmas(design: StageDesign, tables: Sequence[OnChip]) -> list[str]:
-    """Interfaces of the top function, and where its tables lie."""
-    lines = [f"#pragma HLS INTERFACE axis port = {name}" for name in port_names(design)]
-    for p in pointers(design):
-        lines += [
-            f"#pragma HLS INTERFACE m_axi port = {p.name} offset = slave bundle = {p.bundle} "
-            f"depth = {p.words} max_read_burst_length = {BURST}",
-            f"#pragma HLS INTERFACE s_axilite port = {p.name}",
-        ]
-    scalars = (*numbering(design), "frames", "load_tables", "return")
-    lines += [f"#pragma HLS INTERFACE s_axilite port = {name}" for name in scalars]
-    return lines + [line for t in tables for line in _storage(t)]
-
-
-def _storage(t: OnChip) -> list[str]:
-    where = f"variable = table::{t.name}"
-    bind = f"type = ram_2p impl = {_RAMS[t.weight.memory]}"
-    if t.weight.word_bits <= WIDEST_WORD_BITS:
-        return [
-            f"#pragma HLS AGGREGATE {where}",
-            f"#pragma HLS BIND_STORAGE {where} {bind}",
-        ]
-    return [
-        f"#pragma HLS DISAGGREGATE {where}",
-        f"#pragma HLS ARRAY_PARTITION {where}.lane dim = 2 complete",
-        f"#pragma HLS BIND_STORAGE {where}.lane {bind}",
-    ]

@@ -22,7 +22,7 @@ TABLES = "gmem_tables"
 BURST = 64
 """Beats of the longest burst that a kernel asks for: 4,096 bytes, which no AXI burst may cross."""
 WIDEST_WORD_BITS = 4096
-"""Wider words are kept as one memory per lane instead of one aggregate."""
+"""Bits of the widest word that is one aggregate."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,16 @@ class OnChip:
     def beats(self) -> int:
         """Beats that it takes in memory."""
         return beats_of(self.weight)
+
+    @property
+    def ram(self) -> str:
+        """Where it lies, in the words of ``BIND_STORAGE``."""
+        return "lutram" if self.weight.memory is Memory.LUT else self.weight.memory.value
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether it is kept as one memory per lane instead of one aggregate."""
+        return self.weight.word_bits > WIDEST_WORD_BITS
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 from pipec.backends.fpga.cpp import identifier
 from pipec.backends.fpga.design import StageDesign
-from pipec.backends.fpga.emit.block import board_design, joined
+from pipec.backends.fpga.emit.block import board_design
 from pipec.backends.fpga.emit.link import (
     Around,
     Site,
@@ -22,7 +22,6 @@ from pipec.backends.fpga.emit.link import (
     connectivity,
     instance,
     pin,
-    stream_connect,
 )
 from pipec.backends.fpga.emit.source import port_names, top_name
 from pipec.backends.fpga.training.stage import TrainedStage
@@ -70,19 +69,18 @@ def connections(
     }
     if fabric is not None and fabric.has_platform:
         ends = [[pin(tops[kernel], port) for (kernel, _), port in pair] for pair in pairs]
-        lines = [stream_connect(a, b) for a, b in ends]
-        lines += [
-            f"# to or from another board: {pin(tops[folder], port)}"
+        elsewhere = [
+            pin(tops[folder], port)
             for folder, (_, found) in kernels.items()
             for port in (*found.receives, *found.sends)
         ]
-        return f"{CONNECTIONS}.cfg", connectivity(list(kernels.values()), {}, lines)
+        text = connectivity(list(kernels.values()), {}, joints=ends, elsewhere=elsewhere)
+        return f"{CONNECTIONS}.cfg", text
     cells = {instance(tops[f]): (design, _outside(found)) for f, (design, found) in kernels.items()}
     ends = [[f"{instance(tops[kernel])}/{port}" for (kernel, _), port in pair] for pair in pairs]
     folders = [f"{folder}/build_hls" for folder in designs]
     name = identifier(stage.kernels.F.name.removesuffix("_forward"))
-    text = board_design(name, cells, folders, [joined(a, b) for a, b in ends])
-    return f"{CONNECTIONS}.tcl", text
+    return f"{CONNECTIONS}.tcl", board_design(name, cells, folders, joints=ends)
 
 
 def _around(
