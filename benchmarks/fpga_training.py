@@ -33,8 +33,8 @@ import click
 
 from benchmarks._imagenet import NETWORKS, training_graph
 from pipec.autodiff.differentiate import differentiate
-from pipec.backends.fpga.build import build
 from pipec.backends.fpga.engines.base import Layer, busy_cycles
+from pipec.backends.fpga.folding import build
 from pipec.backends.fpga.memory import items_of
 from pipec.backends.fpga.numbers import bits_of
 from pipec.backends.fpga.resources import logic

@@ -28,7 +28,7 @@ from benchmarks.fpga_csim import cpu
 from benchmarks.fpga_training import Model, alone
 from pipec.autodiff.differentiate import differentiate
 from pipec.backends.fpga.cycles import cycles_of
-from pipec.backends.fpga.emit.golden import Golden
+from pipec.backends.fpga.emit.stage import Golden
 from pipec.backends.fpga.search import Board
 from pipec.backends.fpga.stagejson import read_design
 from pipec.backends.fpga.training.artifacts import KERNELS, emit_stage

@@ -14,8 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 from pipec.backends.fpga.training.artifacts import reload_tables
-from pipec.backends.fpga.training.pipeline import EmittedPipeline
-from pipec.backends.fpga.training.run import TrainedRunner
+from pipec.backends.fpga.training.run import EmittedPipeline, TrainedRunner
 from pipec.backends.fpga.training.update import Sgd
 from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.backend import load_backend

@@ -13,7 +13,6 @@ from pipec.backends.fpga import audit
 from pipec.backends.fpga.boards import cycles_of_boards
 from pipec.backends.fpga.cost import FpgaCost
 from pipec.backends.fpga.cpp import cpp_type
-from pipec.backends.fpga.csim.accuracy import told
 from pipec.backends.fpga.csim.chain import stream
 from pipec.backends.fpga.csim.run import CSimulation, load_stages
 from pipec.backends.fpga.csim.timed import check_timing
@@ -30,7 +29,7 @@ from pipec.backends.fpga.designs import (
     precision_of,
 )
 from pipec.backends.fpga.emit.stage import stage_directory
-from pipec.backends.fpga.inference import accuracy_of, emit_inference
+from pipec.backends.fpga.inference import accuracy_of, emit_inference, told
 from pipec.backends.fpga.lowering.types import named_types
 from pipec.backends.fpga.numbers import MINIMUM
 from pipec.backends.fpga.quantise.bound import Bound, Stages, bounds_of, tolerance_of

@@ -18,14 +18,13 @@ from scipy.optimize import Bounds, LinearConstraint, OptimizeResult, milp
 from scipy.sparse import csr_array, vstack
 
 from pipec.backends.fpga.banks import SLOTS, beats, blocks_of, slots_for
-from pipec.backends.fpga.build import Built, built_at
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.engines.base import Engine, Folded, busy_cycles
 from pipec.backends.fpga.engines.memory import Load
 from pipec.backends.fpga.engines.mvu import Mvu
 from pipec.backends.fpga.engines.parts import Memory
 from pipec.backends.fpga.fifo import deepened
-from pipec.backends.fpga.folding import design_at
+from pipec.backends.fpga.folding import Built, built_at, design_at
 from pipec.backends.fpga.lowering.network import Network
 from pipec.backends.fpga.memory import KINDS, Item, fifo_item, fifos_logic, items_of, place
 from pipec.backends.fpga.numbers import bits_of

@@ -15,8 +15,7 @@ from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.lowering.network import Network
 from pipec.backends.fpga.lowering.types import OwnTypes, named_types, own_type
 from pipec.backends.fpga.memory import Item
-from pipec.backends.fpga.quantise.calibrate import observed
-from pipec.backends.fpga.quantise.formats import formats_of
+from pipec.backends.fpga.quantise.formats import formats_of, observed
 from pipec.backends.fpga.quantise.layers import quantised
 from pipec.backends.fpga.quantise.samples import calibration_samples
 from pipec.backends.fpga.search import Board, Search, deep_fifos, laid_out

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from pipec.backends.fpga.cpp import comment
+from pipec.backends.fpga.cpp import comment, identifier
 from pipec.backends.fpga.csim.build import (
     BOUNDED,
     FLAGS,
@@ -14,14 +14,32 @@ from pipec.backends.fpga.csim.build import (
 )
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.emit.block import block_design
-from pipec.backends.fpga.emit.floorplan import FLOORPLAN, floorplan_xdc
 from pipec.backends.fpga.emit.headers import filled
 from pipec.backends.fpga.emit.host import host_files
 from pipec.backends.fpga.emit.link import Around, Site, around, link_cfg, link_udp_cfg, sides
 from pipec.backends.fpga.emit.mover import mover_files
-from pipec.backends.fpga.emit.readme import readme
 from pipec.backends.fpga.emit.share import Shared, link_files, period_ns, product_of
-from pipec.backends.fpga.emit.source import top_name
+from pipec.backends.fpga.emit.source import facts, top_name
+from pipec.backends.fpga.emit.tables import off_chip, on_chip, pointers
+from pipec.backends.fpga.engines.base import Engine
+
+FLOORPLAN = "floorplan.xdc"
+
+
+def floorplan_xdc(design: StageDesign) -> str:
+    """Constraints that put the cells of every engine into its region.
+
+    HLS calls the instance of ``mvu_a<cfg::conv1_mvu>`` ``mvu_a_conv1_mvu_U0``; an engine that lies
+    in several regions is left to the placer, as are the FIFOs.
+    """
+    return filled(FLOORPLAN, **facts(design), plan=design.floorplan, cells=cells)
+
+
+def cells(engine: Engine) -> str:
+    """The Tcl expression for the instance of an engine."""
+    name = f"{engine.nest.unit(engine).function}_{identifier(engine.name)}"
+    return f"[get_cells -quiet -hierarchical -regexp {{.*/{name}(_s)?_U[0-9]+}}]"
+
 
 PIPELINE_STYLE = "frp"
 """Free-running pipelines, which all cycles are for; without a word the tool chooses,
@@ -90,3 +108,25 @@ def _of_vendor(name: str, design: StageDesign, *, platform: bool) -> str:
         clock=period_ns(design), top=top_name(design), style=PIPELINE_STYLE,
         **product_of(platform=platform),
     )  # fmt: skip
+
+
+def readme(design: StageDesign, tolerance: float, site: Site, *, shares: bool) -> str:
+    """The text of ``README.md``.
+
+    Args:
+        design: The stage.
+        tolerance: What its test bench accepts.
+        site: Where it is to run.
+        shares: Whether kernels in ``link/`` lead values over its links.
+    """
+    known = facts(design)
+    return filled(
+        "README.md",
+        **{**known, "board": design.device or "a board", "part": design.part or "part not set"},
+        site=site,
+        tolerance=tolerance,
+        shares=shares,
+        chip=f"{sum(t.weight.bits for t in on_chip(design)) / 8e6:.3f}",
+        ddr=f"{sum(w.bits for _, _, w in off_chip(design)) / 8e6:.3f}",
+        buffers=[p for p in pointers(design) if p.mover and p.port],
+    )

@@ -1,14 +1,17 @@
-"""The kernel itself: ``types.h`` (configurations), ``stage_top.h``, ``stage_top.cpp``."""
+"""The kernel: ``types.h`` (configurations), ``stage_top.h``, ``stage_top.cpp``; its test bench."""
 
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from pipec.backends.fpga.cpp import comment, cpp_type, identifier
 from pipec.backends.fpga.design import Port, StageDesign, Stream
-from pipec.backends.fpga.emit.engines import Struct, call_of, struct_of
 from pipec.backends.fpga.emit.headers import filled, own_header
-from pipec.backends.fpga.emit.tables import BURST, on_chip, pointers
+from pipec.backends.fpga.emit.tables import BURST, on_chip, pointers, table_name
+from pipec.backends.fpga.engines.base import Engine
+from pipec.errors import BackendError
 
 _INCLUDED = re.compile(r'^#include "(?!hls_|ap_)(\w+\.h)"', re.MULTILINE)
 """Names of headers that a header includes, the vendor's left out."""
@@ -109,6 +112,59 @@ def facts(design: StageDesign) -> dict[str, Any]:
     }
 
 
+@dataclass(frozen=True)
+class Struct:
+    """A configuration struct of namespace ``cfg``.
+
+    Attributes:
+        name: Its name.
+        about: Comment above it.
+        element: C++ type ``T``.
+        constants: Integer (or bool) constants in order.
+        functions: Bodies of static member functions by signature.
+    """
+
+    name: str
+    about: str
+    element: str
+    constants: Mapping[str, int]
+    functions: Mapping[str, Iterable[str]]
+
+
+def struct_of(engine: Engine) -> Struct:
+    """The configuration struct of an engine."""
+    unit, name = engine.nest.unit(engine), engine.name
+    about = f"{name}: {engine.origin}" if engine.origin else name
+    constants = {**unit.constants, "II": engine.ii, "DEPTH": engine.depth}
+    return Struct(identifier(name), about, cpp_type(engine.dtype), constants, unit.functions)
+
+
+def call_of(engine: Engine, memory: str | None = None) -> str:
+    """The call of an engine, as a task of the dataflow.
+
+    Args:
+        engine: The engine.
+        memory: Name of its memory port's pointer, which follows the streams, if it has one.
+    """
+    unit = engine.nest.unit(engine)
+    inputs, outputs = ([identifier(s) for s in group] for group in (engine.inputs, engine.outputs))
+    streams = [*inputs[: unit.leading], *outputs, *inputs[unit.leading :]]
+    pointers = [memory] if memory is not None else []
+    tables = [_table(engine, role) for role in unit.tables]
+    arguments = ", ".join(["frames", *streams, *pointers, *tables, *unit.arguments])
+    name = f"engine::{unit.function}<cfg::{identifier(engine.name)}>"
+    return f"TASK({name}({arguments}));  // {comment(engine.origin or engine.name)}"
+
+
+def _table(engine: Engine, role: str) -> str:
+    role, _, stand_in = role.partition("?")
+    if engine.weight(role) is None:
+        if not stand_in:
+            raise BackendError("an engine lacks a table", where=engine.name, got=role)
+        return f"engine::{stand_in}()"
+    return f"table::{table_name(engine, role)}"
+
+
 def types_h(design: StageDesign) -> str:
     """Every constant of the stage: one configuration struct per engine and port."""
     known = facts(design)
@@ -139,3 +195,48 @@ def stage_top_cpp(design: StageDesign) -> str:
         numbering=numbering(design),
         burst=BURST,
     )
+
+
+def tb_stage_cpp(
+    design: StageDesign, *, frames: int, tolerance: float, own: Mapping[str, float]
+) -> str:
+    """The test bench of a stage.
+
+    Run as ``tb [stage directory [frames]]`` it plays the golden frames (over and over, if more
+    are asked for) and compares; as ``tb <stage directory> <data directory> <frames>`` it reads
+    inputs from and writes outputs to the data directory, one frame at a time: its files may be
+    pipes, so that the test benches of all stages run at once. Two further arguments are the number
+    of the first microbatch and how many an update has. Memory that kernels share lies in files of
+    the data directory, zero where there is none yet.
+
+    Args:
+        design: The stage.
+        frames: Frames of golden data.
+        tolerance: Largest error relative to the largest magnitude of an output.
+        own: Values of outputs to what is accepted of them, where that is less.
+    """
+    return filled(
+        "tb_stage.cpp",
+        **facts(design),
+        frames=frames,
+        tolerance=tolerance,
+        accepted=partial(accepted, own),
+        call=_call(design),
+    )
+
+
+def _call(design: StageDesign) -> list[str]:
+    """What the kernel is called with; both ends of a FIFO in memory are one buffer."""
+    known = {"load_tables": "done == 0", "frames": "each"}
+    known |= dict(zip(numbering(design), ("first + done", "microbatches"), strict=False))
+    buffers: dict[str, str] = {}
+    for p in pointers(design):
+        shared = p.port.group if p.port and p.mover and not p.crosses else p.name
+        known[p.name] = f"{buffers.setdefault(shared, p.name)}.data()"
+    return [known.get(name, name) for _, name in arguments(design)]
+
+
+def accepted(own: Mapping[str, float], port: StagePort) -> str:
+    """The tolerance of an output in C++, which is less where it has one of its own."""
+    value = port.port.value
+    return f"std::fmin(TOLERANCE, {own[value]!r})" if value in own else "TOLERANCE"

@@ -1,4 +1,4 @@
-"""Writing one stage's directory: sources, tables, test bench, scripts.
+"""Writing one stage's directory: sources, tables, test bench, scripts, golden data.
 
 ```text
 stage0_xcvu9p/
@@ -13,21 +13,63 @@ stage0_xcvu9p/
 ```
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+
+import torch
 
 from pipec.backends.fpga.cpp import identifier
 from pipec.backends.fpga.design import StageDesign
-from pipec.backends.fpga.emit.bench import tb_stage_cpp
-from pipec.backends.fpga.emit.engines import table_name
-from pipec.backends.fpga.emit.golden import Golden
 from pipec.backends.fpga.emit.headers import STAND_INS, own_header
 from pipec.backends.fpga.emit.link import Site
 from pipec.backends.fpga.emit.scripts import scripts
-from pipec.backends.fpga.emit.source import headers, stage_top_cpp, stage_top_h, types_h
-from pipec.backends.fpga.emit.tables import off_chip, on_chip, stored
+from pipec.backends.fpga.emit.source import (
+    headers,
+    stage_top_cpp,
+    stage_top_h,
+    tb_stage_cpp,
+    types_h,
+)
+from pipec.backends.fpga.emit.tables import off_chip, on_chip, stored, table_name
+from pipec.backends.fpga.quantise.samples import random_frames
 from pipec.backends.fpga.stagejson import Json, stage_record, write_record
 from pipec.backends.fpga.wire import to_tokens, wires_of
+from pipec.compiler.sizes import run_graph
+from pipec.graph.ir import Graph
+
+SEED = 20250117
+
+
+@dataclass(frozen=True)
+class Golden:
+    """One frame of a stage: value of every input and output, by name."""
+
+    inputs: Mapping[str, torch.Tensor]
+    outputs: Mapping[str, torch.Tensor]
+
+
+def random_inputs(graph: Graph, designs: Sequence[StageDesign]) -> dict[str, torch.Tensor]:
+    """One frame of `random_frames` for the designs of a model's stages."""
+    nests = (engine.nest for design in designs for engine in design.engines)
+    return random_frames(graph, nests, SEED)[0]
+
+
+def golden_chain(graphs: Sequence[Graph], inputs: Mapping[str, torch.Tensor]) -> list[Golden]:
+    """Golden data of every stage of a pipeline; what one stage yields, the next ones read.
+
+    Args:
+        graphs: The stages' compute graphs, in order.
+        inputs: The model's inputs.
+    """
+    known, found = dict(inputs), []
+    for graph in graphs:
+        outputs = run_graph(graph, known)
+        read = [i.name for i in graph.inputs if not i.kind.is_weight]
+        found.append(Golden({name: known[name] for name in read}, outputs))
+        known = {**outputs, **known}  # an updated buffer is read as it was
+    return found
+
 
 TOLERANCE = 1e-4
 """Largest error of an output relative to its largest magnitude, in float32."""

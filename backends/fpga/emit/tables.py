@@ -8,7 +8,6 @@ from numpy.typing import NDArray
 
 from pipec.backends.fpga.cpp import cpp_type, identifier
 from pipec.backends.fpga.design import DdrPort, Port, StageDesign
-from pipec.backends.fpga.emit.engines import table_name
 from pipec.backends.fpga.engines.base import Engine
 from pipec.backends.fpga.engines.mover import Accumulate, Mover
 from pipec.backends.fpga.engines.parts import Memory, Weight
@@ -23,6 +22,11 @@ BURST = 64
 """Beats of the longest burst that a kernel asks for: 4,096 bytes, which no AXI burst may cross."""
 WIDEST_WORD_BITS = 4096
 """Bits of the widest word that is one aggregate."""
+
+
+def table_name(engine: Engine, role: str) -> str:
+    """The C++ name of a table, without its namespace."""
+    return identifier(engine.name) + "_" + role
 
 
 @dataclass(frozen=True)

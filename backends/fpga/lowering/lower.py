@@ -14,16 +14,14 @@ from pipec.backends.fpga.lowering import (  # noqa: F401  (each registers its ha
     elementwise,
     formats,
     gathering,
-    local_response,
     norms,
     pooling,
     products,
     selecting,
     shapes,
 )
-from pipec.backends.fpga.lowering.borders import around
 from pipec.backends.fpga.lowering.constants import shape_of
-from pipec.backends.fpga.lowering.decompose import decomposed
+from pipec.backends.fpga.lowering.maps import around
 from pipec.backends.fpga.lowering.network import (
     HANDLERS,
     Builder,
@@ -35,6 +33,7 @@ from pipec.backends.fpga.lowering.network import (
 )
 from pipec.backends.fpga.lowering.types import OwnTypes, typed
 from pipec.backends.fpga.lowering.view import standard_order
+from pipec.backends.fpga.lowering.written import decomposed
 from pipec.errors import BackendError
 from pipec.graph.ir import Graph, InputKind, op_name, origin, tensor, tensors
 from pipec.graph.quantised import QUANTISED
@@ -126,7 +125,7 @@ def _walk(b: Builder) -> list[str]:
     problems: list[str] = []
     tuples: dict[fx.Node, tuple[Value | None, ...]] = {}
     lost: set[fx.Node] = set()
-    composites = local_response.find(b.graph) | selecting.find(b.graph)
+    composites = norms.find(b.graph) | selecting.find(b.graph)
     if b.precision == "int8":
         composites |= formats.find(b.graph)
     covered = {inner for one in composites.values() for inner in one.inner}

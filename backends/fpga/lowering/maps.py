@@ -1,15 +1,24 @@
-"""Feature maps: bringing a value into pixel-major, channel-minor order, and its channel order."""
+"""Feature maps: bringing a value into pixel-major, channel-minor order, and its channel order.
+
+A convolution or a pooling makes the padding in front of it for nothing (`window_of`). Where
+something else reads padded maps, or they leave the stage, or a number is padded with that the
+reader's windows cannot have around the maps, `around` makes the padding: a window generator with
+windows of one pixel puts zeros around the maps, and other numbers are added to these zeros.
+"""
 
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import fx
 
 from pipec.backends.fpga.engines.base import Nest
+from pipec.backends.fpga.engines.parts import Array, Table
+from pipec.backends.fpga.engines.reduce import Reduce
+from pipec.backends.fpga.engines.steps import MapStep
 from pipec.backends.fpga.engines.swg import Swg
 from pipec.backends.fpga.lowering.network import Builder, Padding, UnsupportedError, Value
 from pipec.backends.fpga.lowering.view import View, indices, merged, strides_of
@@ -152,3 +161,39 @@ def window_of(
     n, c, h, w = maps.value.view.shape
     (kh, kw), (sh, sw), (dh, dw), (oh, ow) = kernel, stride, dilation, out
     return Swg(n, h, w, c, 1, kh, kw, sh, sw, dh, dw, top, left, oh, ow)
+
+
+def around(b: Builder, node: fx.Node, value: Value) -> Value:
+    """The value with its padding around it, as layers named after ``node``."""
+    padding = cast("Padding", value.padding)
+    lead, pixels = value.view.shape[:-2], value.view.shape[-2:]
+    out = (
+        pixels[0] + padding.top + padding.bottom,
+        pixels[1] + padding.left + padding.right,
+    )
+    batch = lead[0] if len(lead) == 2 else 1
+    four = (batch, math.prod(lead) // batch, *pixels)
+    inside = dataclasses.replace(value, view=value.view.reshape(four), padding=None)
+    maps = dataclasses.replace(as_maps_value(b, node, inside), padding=padding)
+    window = window_of(maps, (1, 1), (1, 1), (1, 1), (0, 0), out)
+    shape = (*four[:2], *out)
+    copy = Reduce(math.prod(shape), 1, 1, op="sum")
+    found = put_maps(b, node, copy, maps, shape, suffix="_border", window=window)
+    if padding.value:
+        found = _numbered(b, node, found, padding, pixels)
+    return found.reshape((*lead, *out))
+
+
+def _numbered(
+    b: Builder, node: fx.Node, value: Value, padding: Padding, pixels: tuple[int, ...]
+) -> Value:
+    """The number added to the zeros around the maps."""
+    h, w = value.view.shape[-2:]
+
+    def numbers() -> Array:
+        found = np.full((h, w, value.channels), padding.value)
+        found[padding.top : padding.top + pixels[0], padding.left : padding.left + pixels[1]] = 0
+        return found.reshape(-1, value.channels)
+
+    step = MapStep("add", "table", table=Table(numbers), period=h * w)
+    return b.put_map(node, value, [step], suffix="_number")

@@ -11,11 +11,11 @@ from torch import fx
 from pipec.backends.fpga.engines.memory import Gather
 from pipec.backends.fpga.engines.route import Concat, Const, Slice
 from pipec.backends.fpga.engines.steps import MapStep
-from pipec.backends.fpga.lowering.borders import around
 from pipec.backends.fpga.lowering.constants import shape_of
 from pipec.backends.fpga.lowering.dense import constant
 from pipec.backends.fpga.lowering.elementwise import broadcast
 from pipec.backends.fpga.lowering.formats import format_after, rounded
+from pipec.backends.fpga.lowering.maps import around
 from pipec.backends.fpga.lowering.network import (
     Builder,
     Padding,

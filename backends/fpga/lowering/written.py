@@ -1,4 +1,4 @@
-"""Ops that models write out in single steps, and transposed convolutions, as ops with an engine.
+"""Ops that no engine computes, and what models write out in single steps, as ops with an engine.
 
 ```text
 (x - mean) / sqrt(mean((x - mean)^2) + eps)      layer_norm over one axis
@@ -16,20 +16,27 @@ Of interpolations, ``out[i] = w0[i] x[p[i]] + w1[i] x[p[i] + 1]`` (four terms fo
 are constant, so that each term is what `pipec.backends.fpga.lowering.gathering` makes of an
 ``index_select``: slices and repetitions. Torch itself says the weights: those of an axis are what
 the op makes of an identity matrix.
+
+Other composite ops torch itself takes apart, by `torch.export.default_decompositions`: a recurrent
+cell becomes its matrix products and gates. The last node of a replacement is called what the op was
+called.
 """
 
-from functools import partial
+from collections.abc import Callable
+from functools import cache, partial
 from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.overrides import TorchFunctionMode
 
-from pipec.backends.fpga.lowering.constants import shape_of
-from pipec.backends.fpga.lowering.network import argument, integers
+from pipec.backends.fpga.lowering.constants import Constants, shape_of
+from pipec.backends.fpga.lowering.network import HANDLERS, argument, integers
 from pipec.backends.fpga.lowering.rewrite import Emit, Rule, rewritten
 from pipec.backends.fpga.training.rules import input_gradient, select_backward
 from pipec.graph.ir import Graph, op_name
+from pipec.graph.torch_private import OpOverload
 
 aten = torch.ops.aten
 _LAYER, _RMS = aten.layer_norm.default, aten.rms_norm.default
@@ -329,3 +336,54 @@ def _transposed_rule(emit: Emit, x: Tensor, weight: Tensor, *more: Any) -> Any:
     if more and more[0] is not None:
         y = y + emit.reshaped(more[0], 1, -1, 1, 1)
     return emit.named(y.squeeze(2) if one_axis else y)
+
+
+WHOLE = ("conv_transpose", "scaled_dot_product_attention")
+"""Ops whose decomposition leads to nothing that an engine computes; better named in the error."""
+
+
+@cache
+def _table() -> dict[Any, Callable[..., Any]]:
+    return dict(torch.export.default_decompositions())
+
+
+def _is_composite(node: fx.Node) -> bool:
+    if not isinstance(node.target, OpOverload) or op_name(node) in HANDLERS:
+        return False
+    return node.target in _table() and not any(word in op_name(node) for word in WHOLE)
+
+
+def decomposed(graph: Graph, precision: str) -> Graph:
+    """The graph with what models write out, and composite ops without a handler, replaced.
+
+    Args:
+        graph: A stage's compute graph; node names, inputs and outputs stay what they are.
+        precision: Element type.
+    """
+    graph = gathered(graph, precision)
+    constants = Constants(graph)
+    found = {op_name(n): _apart for n in graph.calls if n not in constants and _is_composite(n)}
+    return decomposed(rewritten(graph, found), precision) if found else graph
+
+
+class _WholeProducts(TorchFunctionMode):
+    """Keeps linear layers in one node, which torch would take apart by the strides of its input."""
+
+    def __init__(self, emit: Emit) -> None:
+        super().__init__()
+        self._emit = emit
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """A call of a function of torch."""
+        if func is torch.nn.functional.linear:
+            return self._emit.whole(torch.ops.aten.linear.default, *args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def _apart(emit: Emit, *args: Any) -> Any:
+    """The ops of which a node consists; the last one takes its name."""
+    own = [list(a) if isinstance(a, list) else a for a in args]  # which some change
+    given = fx.node.map_arg(emit.old.kwargs, emit.value)
+    with _WholeProducts(emit):
+        found = _table()[emit.old.target](*own, **given)
+    return emit.named(found) if isinstance(found, torch.Tensor) else tuple(found)

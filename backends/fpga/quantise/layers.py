@@ -28,7 +28,7 @@ from pipec.backends.fpga.engines.steps import Mode, affine_steps, clamp_of, mode
 from pipec.backends.fpga.engines.vvu import Vvu
 from pipec.backends.fpga.int8 import HIGHEST, LOWEST, Int8, int8_format, multipliers, packed
 from pipec.backends.fpga.lowering.network import Network
-from pipec.backends.fpga.quantise.calibrate import HIDDEN
+from pipec.backends.fpga.quantise.formats import HIDDEN
 from pipec.errors import BackendError
 
 _SUM_LIMIT = 2**31 - 1

@@ -24,9 +24,15 @@ from msgspec import to_builtins
 
 from pipec.backends.fpga import audit
 from pipec.backends.fpga.designs import device_of
-from pipec.backends.fpga.emit.golden import Golden, golden_chain, random_inputs
 from pipec.backends.fpga.emit.link import Site
-from pipec.backends.fpga.emit.stage import stage_directory, write_stage, write_tables
+from pipec.backends.fpga.emit.stage import (
+    Golden,
+    golden_chain,
+    random_inputs,
+    stage_directory,
+    write_stage,
+    write_tables,
+)
 from pipec.backends.fpga.stagejson import Json
 from pipec.backends.fpga.training.connections import connections, ways
 from pipec.backends.fpga.training.phases import gradient_name

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from pipec.backends.fpga.training.kinks import other_sides
-from pipec.backends.fpga.training.pipeline import EmittedPipeline
-from pipec.backends.fpga.training.run import TrainedRunner
+from pipec.backends.fpga.training.run import EmittedPipeline, TrainedRunner
 from pipec.compiler.comparison import Allowed, Comparison, compare
 from pipec.compiler.verify_training import add, compared, gradients_of, noise_of
 from pipec.graph.ir import Graph

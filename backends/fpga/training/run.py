@@ -2,13 +2,19 @@
 
 What the kernels of a stage share in memory (rings of saved values, gradient sums, weights,
 momentum) lies in the files of one directory; what has gone through the FIFOs between F and B waits
-here for its B.
+here for its B. A plan's stages run in the order of its schedule:
+
+```text
+stage 0:  F0  F1  B0  F2  B1  B2      each device's order, its first microbatches; an action runs
+stage 1:      F0  B0  F1  B1  F2  B2  behind what it waits for (`pipec.schedule.dependencies`)
+```
 """
 
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +22,7 @@ import numpy as np
 import torch
 from msgspec import Struct
 from msgspec.json import decode
+from torch import Tensor
 
 from pipec.backends.fpga import audit
 from pipec.backends.fpga.csim.run import CSimulation, load_stages
@@ -26,11 +33,18 @@ from pipec.backends.fpga.training.dropout import Mask
 from pipec.backends.fpga.training.phases import gradient_name, saved_name
 from pipec.backends.fpga.training.update import ROW, Slice, put
 from pipec.backends.fpga.wire import Wire, from_tokens
-from pipec.errors import BackendError
+from pipec.compiler.verify_training import add
+from pipec.errors import BackendError, PlanError
 from pipec.files import read_data
 from pipec.runtime.draws import Stream
+from pipec.runtime.program import Program
+from pipec.schedule.action import ActionKind
+from pipec.schedule.dependencies import dependencies
+from pipec.schedule.lanes import lanes, previous_in_lane
+from pipec.schedule.schedule import Schedule
 
-Tensors = Mapping[str, torch.Tensor]
+Values = Mapping[str, Tensor]
+Tensors = dict[str, Tensor]
 
 
 class TrainingRecord(Struct, frozen=True, rename={"in_flight": "microbatches_in_flight"}):
@@ -86,11 +100,11 @@ class TrainedRunner:
     memory: Path
     saved_kernel: CSimulation | None = None
     microbatches: int = 1
-    state: dict[str, torch.Tensor] = field(default_factory=dict)
-    waiting: dict[int, dict[str, torch.Tensor]] = field(default_factory=dict)
+    state: Tensors = field(default_factory=dict)
+    waiting: dict[int, Tensors] = field(default_factory=dict)
     stream: Stream = int
 
-    def __call__(self, values: Tensors) -> dict[str, torch.Tensor]:
+    def __call__(self, values: Values) -> Tensors:
         """F of one microbatch, from the beginning."""
         self.begin(1)
         return self.forward(0, values)
@@ -102,7 +116,7 @@ class TrainedRunner:
         self.microbatches, self.waiting = microbatches, {}
         self.state = _state(self.forward_kernel)
 
-    def forward(self, microbatch: int, values: Tensors) -> dict[str, torch.Tensor]:
+    def forward(self, microbatch: int, values: Values) -> Tensors:
         """F of a microbatch.
 
         Raises:
@@ -124,7 +138,7 @@ class TrainedRunner:
         self.waiting[microbatch] = found
         return found | {n: torch.tensor(c + 1) for n, c in self.record.counters.items()}
 
-    def saved(self, microbatch: int) -> dict[str, torch.Tensor]:
+    def saved(self, microbatch: int) -> Tensors:
         """What F saved of the last microbatch that it ran: on chip, and in rings."""
         found = dict(self.waiting[microbatch])
         for wire in self.forward_kernel.memories:
@@ -135,7 +149,7 @@ class TrainedRunner:
         prefix = saved_name("")
         return {n.removeprefix(prefix): v for n, v in found.items() if n.startswith(prefix)}
 
-    def backward(self, microbatch: int, gradients: Tensors) -> dict[str, torch.Tensor]:
+    def backward(self, microbatch: int, gradients: Values) -> Tensors:
         """B of a microbatch whose F has run.
 
         Args:
@@ -150,11 +164,11 @@ class TrainedRunner:
         found = self.backward_kernel.frame(self.memory, read, (microbatch, self.microbatches))
         return {k.removeprefix(gradient_name("")): v for k, v in found.items()}
 
-    def gradients(self) -> dict[str, torch.Tensor]:
+    def gradients(self) -> Tensors:
         """The sums of the gradients of all microbatches since the last update, by parameter."""
         return {n: from_tokens(self._tokens(w), w.port, w.stream) for n, w in self._sums.items()}
 
-    def update(self) -> dict[str, torch.Tensor]:
+    def update(self) -> Tensors:
         """Run the update kernel on the sums.
 
         Returns:
@@ -176,7 +190,7 @@ class TrainedRunner:
         new = np.fromfile(self.memory / "w.bin", dtype=np.float32).reshape(image.shape)
         return {p.parameter: self._parameter(new, p) for p in self.record.parameters}
 
-    def _parameter(self, image: Any, part: Slice) -> torch.Tensor:
+    def _parameter(self, image: Any, part: Slice) -> Tensor:
         wire = self._sums[part.parameter]
         count = wire.stream.tokens * wire.stream.lanes
         tokens = image[part.first : part.first + part.rows].reshape(-1)[:count]
@@ -221,7 +235,7 @@ def load_training(folders: Sequence[Path]) -> list[TrainedRunner]:
     ]
 
 
-def _state(forward: CSimulation) -> dict[str, torch.Tensor]:
+def _state(forward: CSimulation) -> Tensors:
     found = {}
     for wire in forward.wires:
         path = forward.stage / "state" / wire.file
@@ -231,3 +245,101 @@ def _state(forward: CSimulation) -> dict[str, torch.Tensor]:
                 raise BackendError("a file of running statistics is damaged", where=path)
             found[wire.port.value] = from_tokens(tokens, wire.port, wire.stream)
     return found
+
+
+Work = tuple[int, ActionKind, int]
+"""Stage, F or B, microbatch."""
+
+
+class EmittedPipeline:
+    """The stages of a plan, in C simulation.
+
+    Args:
+        program: Of a plan with a training schedule.
+        runners: The stages as they were loaded; they start anew.
+        microbatches: Of an update; at most the schedule's.
+        keep_saved: Whether to keep what F saved.
+
+    Attributes:
+        saved: What F of a stage saved in a microbatch, by both, where that is kept.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        runners: Sequence[TrainedRunner],
+        microbatches: int,
+        *,
+        keep_saved: bool = False,
+    ) -> None:
+        self._program = program
+        self._runners = runners
+        self._order = _order(program.schedule, microbatches)
+        self._microbatches = microbatches
+        self._first = 0
+        self._keep_saved = keep_saved
+        self.saved: dict[tuple[int, int], Tensors] = {}
+        for runner in runners:
+            runner.begin(microbatches)
+
+    def run(self, batches: Sequence[Mapping[str, Tensor]]) -> list[Tensors]:
+        """F and B of the microbatches of one update; the gradients are added up in the stages.
+
+        Args:
+            batches: The model's inputs and targets by name, one set per microbatch.
+
+        Returns:
+            Per microbatch the inputs and all that the stages yielded, by name.
+
+        Raises:
+            PlanError: Another number of microbatches.
+        """
+        if len(batches) != self._microbatches:
+            raise PlanError(
+                "another number of microbatches than an update has",
+                got=len(batches),
+                want=self._microbatches,
+            )
+        values: list[Tensors] = [dict(b) for b in batches]
+        gradients: list[Tensors] = [{} for _ in batches]
+        for work in self._order:
+            self._do(work, values[work[2]], gradients[work[2]])
+        self._first += len(batches)
+        return values
+
+    def update(self) -> Tensors:
+        """Every stage's update; the new parameters by name."""
+        found: Tensors = {}
+        for runner in self._runners:
+            found |= runner.update()
+        return found
+
+    def _do(self, work: Work, values: Tensors, gradients: Tensors) -> None:
+        stage, kind, microbatch = work
+        program, runner = self._program.stages[stage], self._runners[stage]
+        number = self._first + microbatch
+        if kind is ActionKind.F:
+            values |= runner.forward(number, values)
+            if self._keep_saved:
+                self.saved[stage, microbatch] = runner.saved(number)
+            return
+        assert program.training is not None
+        if program.loss is not None:
+            gradients[program.loss] = torch.ones((), dtype=program.loss_dtype)
+        given = {n: gradients[n] for n in program.training.gradients_in()}
+        add(gradients, runner.backward(number, given))
+
+
+def _order(schedule: Schedule, microbatches: int) -> list[Work]:
+    """F and B of the first microbatches, each behind what it waits for."""
+    waits, before = dependencies(schedule), previous_in_lane(lanes(schedule))
+    count = len(schedule)
+    behind = {k: [w for w in (*waits.of(k), int(before[k])) if w < count] for k in range(count)}
+    actions = (schedule[k] for k in TopologicalSorter(behind).static_order())
+    return [
+        (a.stage, a.kind, a.microbatch)
+        for a in actions
+        if a.kind in (ActionKind.F, ActionKind.B)
+        and a.microbatch is not None
+        and a.microbatch < microbatches
+    ]

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from pipec.backends.fpga import regions
 from pipec.backends.fpga.design import DdrPort, Floorplan, StageDesign, Stream
-from pipec.backends.fpga.emit.floorplan import floorplan_xdc
 from pipec.backends.fpga.emit.link import Site
-from pipec.backends.fpga.emit.scripts import scripts
+from pipec.backends.fpga.emit.scripts import floorplan_xdc, scripts
 from pipec.backends.fpga.engines.base import Engine
 from pipec.backends.fpga.engines.map import Map
 from pipec.backends.fpga.engines.parts import Resources

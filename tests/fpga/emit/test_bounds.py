@@ -11,22 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pipec.backends.fpga.csim.accuracy import Accuracy, measure
 from pipec.backends.fpga.csim.run import load_stages
 from pipec.backends.fpga.design import Port, StageDesign, Stream
-from pipec.backends.fpga.emit.golden import Golden
-from pipec.backends.fpga.emit.stage import write_stage
+from pipec.backends.fpga.emit.stage import Golden, write_stage
 from pipec.backends.fpga.engines.base import Layer
 from pipec.backends.fpga.fifo import sized
 from pipec.backends.fpga.folding import design_at
-from pipec.backends.fpga.inference import of_golden
+from pipec.backends.fpga.inference import Accuracy, measure, of_golden
 from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.lowering.network import Network
 from pipec.backends.fpga.numbers import decoded, encoded, roundoff
 from pipec.backends.fpga.quantise.bound import Bound, Stages, bounds_of
-from pipec.backends.fpga.quantise.calibrate import observed
 from pipec.backends.fpga.quantise.execute import Chain
-from pipec.backends.fpga.quantise.formats import formats_of
+from pipec.backends.fpga.quantise.formats import formats_of, observed
 from pipec.backends.fpga.quantise.layers import quantised
 from pipec.compiler.sizes import run_graph
 from pipec.graph.ir import Graph

@@ -14,9 +14,8 @@ import torch
 
 from pipec.backends.fpga.banks import banks_of, ddr_ports, with_banks
 from pipec.backends.fpga.csim.run import load_stages
-from pipec.backends.fpga.emit.golden import Golden
 from pipec.backends.fpga.emit.link import Site
-from pipec.backends.fpga.emit.stage import write_stage
+from pipec.backends.fpga.emit.stage import Golden, write_stage
 from pipec.backends.fpga.engines.mvu import Mvu
 from pipec.backends.fpga.fifo import sized
 from pipec.backends.fpga.folding import design_at

@@ -13,8 +13,7 @@ from pipec.backends.fpga.banks import ddr_ports
 from pipec.backends.fpga.csim.build import BOUNDED, build
 from pipec.backends.fpga.csim.timed import compared, handshakes
 from pipec.backends.fpga.design import StageDesign, Stream
-from pipec.backends.fpga.emit.golden import Golden
-from pipec.backends.fpga.emit.stage import write_stage
+from pipec.backends.fpga.emit.stage import Golden, write_stage
 from pipec.backends.fpga.engines.mvu import Mvu
 from pipec.backends.fpga.fifo import sized
 from pipec.backends.fpga.folding import design_at

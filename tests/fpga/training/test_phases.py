@@ -15,8 +15,7 @@ from torch.nn import functional
 from pipec.autodiff.differentiate import differentiate
 from pipec.backends.fpga.csim.timed import check_timing
 from pipec.backends.fpga.design import StageDesign
-from pipec.backends.fpga.emit.golden import Golden
-from pipec.backends.fpga.emit.stage import write_stage
+from pipec.backends.fpga.emit.stage import Golden, write_stage
 from pipec.backends.fpga.engines.matmul import Matmul
 from pipec.backends.fpga.engines.outer import Outer
 from pipec.backends.fpga.fifo import sized

@@ -30,8 +30,7 @@ from pipec.backends.fpga.training.artifacts import reload_tables, training_recor
 from pipec.backends.fpga.training.compare import compare_emitted
 from pipec.backends.fpga.training.kernels import kernels_on, networks_of
 from pipec.backends.fpga.training.phases import phases_of
-from pipec.backends.fpga.training.pipeline import EmittedPipeline
-from pipec.backends.fpga.training.run import TrainedRunner, read_training
+from pipec.backends.fpga.training.run import EmittedPipeline, TrainedRunner, read_training
 from pipec.backends.fpga.training.saved import in_flight, placed_features
 from pipec.backends.fpga.training.stage import trained_stages, training_designs
 from pipec.backends.fpga.training.update import Sgd, update_kernel
