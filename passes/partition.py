@@ -8,8 +8,10 @@ from itertools import pairwise
 from math import inf, lcm
 from time import perf_counter
 from typing import ClassVar, Literal
+from weakref import WeakKeyDictionary
 
 import numpy as np
+from torch import fx
 
 from pipec.cluster.cluster import Cluster, Link, slowest_link
 from pipec.cluster.device import Device as PhysicalDevice
@@ -41,6 +43,8 @@ HANDED_OVER = 1e18
 """Bytes per second between two stages of one device."""
 SECONDS = 5.0
 """Processor time for the proof of optimality."""
+
+_seeded = WeakKeyDictionary[fx.GraphModule, dict[object, tuple[CostTable, IntArray]]]()
 
 
 @dataclass(frozen=True)
@@ -120,7 +124,7 @@ class PartitionPass(Pass):
         counts = parse_one(schedule, ScheduleError)[1]["replicas"]
         return replace(self, schedule=schedule, stages=counts.count(",") + 1)
 
-    def fastest(self, plan: Plan, *, counted: bool = False) -> "Fastest | None":
+    def fastest(self, plan: Plan, *, counted: bool = False, below: float = inf) -> "Fastest | None":
         """The cut whose step is fastest, by the timeline that its plan will have.
 
         None where stages do not run as `pipec.compiler.outline` knows them, or a layout is given:
@@ -129,16 +133,18 @@ class PartitionPass(Pass):
         Args:
             plan: With costs.
             counted: Whether peaks of memory are told where there is room for all that is saved.
+            below: Seconds of a step; only faster cuts are looked for.
 
         Raises:
             PartitionError: No cut fits.
+            NotFasterError: None is faster than ``below``.
         """
         assert plan.costs is not None
         place = self._placement(plan)
         orders = [] if self.layout else self._orders(plan, place)
         if not orders:
             return None
-        return self._predicted(plan, plan.costs, place, orders, counted=counted)
+        return self._predicted(plan, plan.costs, place, orders, counted=counted, below=below)
 
     def _placement(self, plan: Plan) -> Placement:
         """Where stages run, as the schedule wants it; else stage k on device k."""
@@ -171,6 +177,7 @@ class PartitionPass(Pass):
         orders: Sequence[Schedule],
         *,
         counted: bool,
+        below: float,
     ) -> "Fastest":
         """The cut whose step is fastest and fits, for the best schedule that may be meant."""
         cluster, problem = plan.cluster, placement_problem(plan.graph, costs)
@@ -191,7 +198,7 @@ class PartitionPass(Pass):
             search, whole = CutSearch(outline, problem, compute, limits), without_parts(compute)
             try:
                 cut = replace(search, compute=whole).best(
-                    partial(self._seeds, plan, costs, whole.placement)
+                    partial(self._seeds, plan, costs, whole.placement), below
                 )
                 found.append((cut if whole is compute else search.in_parts(cut), compute))
             except PartitionError as error:
@@ -230,12 +237,19 @@ class PartitionPass(Pass):
         return found
 
     def _seeds(self, plan: Plan, costs: CostTable, place: Placement) -> list[IntArray]:
-        """Cuts with the least largest load."""
-        try:
-            return [self._cut(plan, costs, place).stage]
-        except PartitionError:
-            free = replace(plan.cluster, devices=tuple(map(_roomy, plan.cluster.devices)))
-            return [self._cut(plan.replace(cluster=free), costs, place).stage]
+        """Cuts with the least largest load; many schedules place their stages alike."""
+        cluster, free = plan.cluster, self.order == "free"
+        links = tuple(_link(cluster, a, b) for a, b in pairwise(place.forward))
+        key = id(costs), place.forward, cluster.devices, links, self.activations, free
+        known = _seeded.setdefault(plan.graph.module, {})
+        if key not in known:
+            try:
+                cut = self._cut(plan, costs, place)
+            except PartitionError:
+                roomy = replace(cluster, devices=tuple(map(_roomy, cluster.devices)))
+                cut = self._cut(plan.replace(cluster=roomy), costs, place)
+            known[key] = costs, cut.stage  # the costs are kept, so that no others get their id
+        return [known[key][1]]
 
     def _cut(self, plan: Plan, costs: CostTable, place: Placement) -> CutResult:
         count, free = len(place.forward), self.order == "free"

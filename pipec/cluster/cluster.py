@@ -142,15 +142,11 @@ class Cluster:
         pair = (self.devices[a], self.devices[b])
         return Link(min(d.link_bandwidth for d in pair), max(d.link_latency for d in pair))
 
-    def slowest(self, devices: Iterable[int]) -> Device:
-        """The device with the fewest float32 operations per second; the first of equal ones."""
-        return min((self.devices[d] for d in devices), key=lambda d: d.flops("float32"))
-
     def all_reduce(self, devices: Sequence[int], nbytes: float) -> float:
         """Seconds of a ring all-reduce of ``nbytes`` over devices; none for one device."""
         if len(devices) < 2:
             return 0.0
-        ring = slowest_link(self.link(a, b) for a, b in itertools.pairwise(devices))
+        ring = slowest_link(map(self.link, devices, (*devices[1:], devices[0])))
         return all_reduce_seconds(ring, len(devices), nbytes)
 
     def reordered(self, order: Sequence[int]) -> "Cluster":

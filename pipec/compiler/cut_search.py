@@ -65,6 +65,19 @@ class Cut:
     loose: float = inf
 
 
+class NotFasterError(Exception):
+    """Signals that no cut has a step faster than asked for.
+
+    Attributes:
+        bound: No cut that fits has a faster step, in seconds.
+        loose: No cut that was refused for its memory has a faster step; infinite if none was.
+    """
+
+    def __init__(self, bound: float, loose: float) -> None:
+        super().__init__(f"no cut takes less than {bound:.4g} s")
+        self.bound, self.loose = bound, loose
+
+
 @dataclass(frozen=True, eq=False)
 class CutSearch:
     """What is to be cut, for which order.
@@ -81,14 +94,16 @@ class CutSearch:
     compute: Schedule
     limits: Sequence[float]
 
-    def best(self, seeds: Callable[[], Sequence[IntArray]]) -> Cut:
+    def best(self, seeds: Callable[[], Sequence[IntArray]], below: float = inf) -> Cut:
         """The fastest cut that fits.
 
         Args:
             seeds: Cuts to improve where there are too many to look at all, [calls] each.
+            below: Seconds of a step; cuts whose bound is no less are not predicted.
 
         Raises:
             PartitionError: None fits, or none of those that were looked at.
+            NotFasterError: Those that may be faster than ``below`` are not.
         """
         if self._stages > self.units.size:
             raise too_many_stages(self._stages, self.units, self.problem)
@@ -99,14 +114,18 @@ class CutSearch:
         order = np.flatnonzero(fits)[np.argsort(bounds[fits], kind="stable")]
         best: tuple[IntArray, Timeline] | None = None
         most, closest, done = (PREDICTED if every is not None else NEAR), inf, False
-        loose = float(bounds[~fits].min(initial=inf))
+        loose, seconds = float(bounds[~fits].min(initial=inf)), inf
+        if len(order) and bounds[order[0]] >= below:
+            raise NotFasterError(float(bounds[order[0]]), loose)
         roomy = order[most:][np.argsort(full[order[most:]], kind="stable")][:most].tolist()
         for number, k in enumerate(chain(self._ranked(cuts, order[:most].tolist()), roomy)):
             if best is not None and number >= most:
                 break
-            done = best is not None and (self._shortened or bounds[k] >= best[1].seconds * _BELOW)
+            done = best is not None and (self._shortened or bounds[k] >= seconds * _BELOW)
             if done:
                 break
+            if below <= bounds[k] < seconds and number < most and not self._shortened:
+                raise NotFasterError(float(bounds[k]), loose)
             stage = cuts[k][self.units.of_node]
             try:
                 timeline = self.predict(stage)
@@ -115,14 +134,13 @@ class CutSearch:
             over = self._fullest(timeline)
             closest = min(closest, over)
             loose = min(loose, float(bounds[k])) if over > 1 else loose
-            if over <= 1 and (best is None or timeline.seconds < best[1].seconds):
-                best = stage, timeline
+            if over <= 1 and timeline.seconds < seconds:
+                best, seconds = (stage, timeline), timeline.seconds
         done = every is not None and (done or len(order) <= most)
         if best is None:
             raise self._nothing(len(cuts), closest, proven=done)
         method = "all contiguous cuts, by their bounds" if done else "boundaries moved"
-        bound = best[1].seconds if done else min(self._least(), best[1].seconds)
-        return Cut(*best, bound, method, loose)
+        return Cut(*best, seconds if done else min(self._least(), seconds), method, loose)
 
     def _ranked(self, cuts: IntArray, order: list[int]) -> list[int]:
         """As they are; of a long schedule by what fewer microbatches, and twice as many, tell.
@@ -238,7 +256,7 @@ class CutSearch:
         return np.unique(np.concatenate(met), axis=0)
 
     def _bounds(self, cuts: IntArray) -> FloatArray:
-        forward, backward = (stage_sums(cuts, self._rows(w)) for w in self._work)
+        forward, backward = self._seconds(cuts)
         ahead, back = (self._crossing(cuts, sizes) for sizes in self._edges)
         return self._bound.seconds(forward, backward, ahead, back)
 
@@ -263,18 +281,22 @@ class CutSearch:
         found = []
         for of in (costs.of, costs.backward_of):
             rows = np.zeros((len(costs.seconds), self.units.size))
-            for row, kind in zip(rows, costs.seconds, strict=True):
+            for row, kind in zip(rows, sorted(costs.seconds), strict=True):
                 seconds = of(kind) if self.compute.training or of == costs.of else {}
                 np.add.at(row, self.units.of_node, [seconds.get(n.name, 0.0) for n in calls])
             found.append(rows)
         return found[0], found[1]
 
-    def _rows(self, work: FloatArray) -> FloatArray:
-        """What units take on the device of each stage, [stages, units]."""
-        kinds = list(self.outline.costs.seconds)
-        cluster = self.outline.cluster
-        at = [kinds.index(cluster.slowest(devices).kind) for devices in self._place.forward]
-        return work.take(at, axis=0)
+    def _seconds(self, cuts: IntArray) -> tuple[FloatArray, FloatArray]:
+        """Forward and backward of every stage on its slowest kind of device, [cuts, stages]."""
+        kinds, devices = sorted(self.outline.costs.seconds), self.outline.cluster.devices
+        places = [sorted({kinds.index(devices[d].kind) for d in s}) for s in self._place.forward]
+        found = np.zeros((2, len(cuts), len(places)))
+        for turn in range(max(map(len, places))):
+            at = [place[min(turn, len(place) - 1)] for place in places]
+            took = np.stack([stage_sums(cuts, w.take(at, axis=0)) for w in self._work])
+            found = np.where(took.sum(axis=0) > found.sum(axis=0), took, found)
+        return found[0], found[1]
 
     @cached_property
     def _edges(self) -> tuple[Edges, ...]:

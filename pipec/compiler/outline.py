@@ -9,7 +9,7 @@ import operator
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Self
 from weakref import WeakKeyDictionary
 
@@ -96,7 +96,9 @@ class Outline:
         rows: list[list[str]] = [[] for _ in place.forward]
         for name, s in of.items():
             rows[s].append(name)
-        kinds = [self.cluster.slowest(devices).kind for devices in place.forward]
+        every = [[self.cluster.devices[d].kind for d in stage] for stage in place.forward]
+        slowest = partial(self.costs.slowest, trains=self.trains)
+        kinds = list(map(slowest, every, rows))
         weights, trained, shared = self._weights(of, len(rows))
         if self.trains:
             found = [

@@ -16,7 +16,6 @@ from pipec.compiler.named import named_fates
 from pipec.compiler.refine import Search
 from pipec.compiler.replicate import with_replicas
 from pipec.compiler.residency import saved_in_order, stage_work
-from pipec.compiler.stage_timing import measured_stage
 from pipec.compiler.timeline import plan_timeline
 from pipec.compiler.working import Rewrites
 from pipec.cost.table import CostTable
@@ -289,10 +288,10 @@ def _costs(plan: Plan, stages: Sequence[Stage], chosen: Sequence[Fates]) -> Cost
         return plan.costs
     found = {kind: dict(table) for kind, table in plan.costs.stages.items()}
     for old, new, work, fates in zip(plan.stages, stages, stage_work(plan), chosen, strict=True):
-        measured = measured_stage(plan, old)
-        if measured is not None and new != old:
-            cost = Rewrites(work).cost(measured, fates.recompute, measured=True)
-            found[work.device.kind].setdefault(new.cost_key, cost)
+        for table in found.values() if new != old else ():
+            if measured := table.get(old.cost_key):
+                cost = Rewrites(work).cost(measured, fates.recompute, measured=True)
+                table.setdefault(new.cost_key, cost)
     return replace(plan.costs, stages=found)
 
 

@@ -28,8 +28,8 @@ class StageWork:
 
     Attributes:
         training: Its graphs.
-        device: Where it runs.
-        forward_seconds: What F takes.
+        device: Where its backward runs.
+        forward_seconds: What F takes there.
     """
 
     training: Training
@@ -81,7 +81,11 @@ def stage_work(plan: Plan) -> list[StageWork]:
     found = []
     for stage, timing in zip(plan.stages, plan.timing, strict=True):
         assert stage.training is not None
-        found.append(StageWork(stage.training, device_of(plan, stage), timing.compute_seconds))
+        device, seconds = device_of(plan, stage, backward=True), timing.compute_seconds
+        if device != device_of(plan, stage) and plan.costs is not None:
+            row = plan.costs.of(device.kind)
+            seconds = sum(row.get(n.name, 0.0) for n in stage.graph.calls)
+        found.append(StageWork(stage.training, device, seconds))
     return found
 
 

@@ -4,6 +4,7 @@ Where the table knows the whole stage (``pipec profile DIRECTORY``), that counts
 """
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from torch import fx
 
@@ -33,28 +34,36 @@ def measured_stage(plan: Plan, stage: Stage) -> StageCost | None:
     """What was measured of a stage on its kind of device; None if nothing was."""
     if plan.costs is None:
         return None
-    measured = plan.costs.stages.get(_kind(plan, stage))
-    return measured.get(stage.cost_key) if measured else None
+    ahead, behind = (device_of(plan, stage, backward=b).kind for b in (False, True))
+    found = [plan.costs.stages.get(kind, {}).get(stage.cost_key) for kind in (ahead, behind)]
+    if ahead == behind or found[0] is None or found[1] is None:
+        return found[0] if found[1] else None
+    workspace = {**found[1].workspace, "F": found[0].workspace.get("F", 0)}
+    return replace(found[1], F=found[0].F, workspace=workspace)
 
 
-def _kind(plan: Plan, stage: Stage) -> str:
-    return device_of(plan, stage).kind
-
-
-def device_of(plan: Plan, stage: Stage) -> Device:
-    """Where a stage runs; the slowest of its devices if it has replicas."""
-    where = plan.placement.forward[stage.index] if plan.placement else (stage.index,)
-    return plan.cluster.slowest(where)
+def device_of(plan: Plan, stage: Stage, *, backward: bool = False) -> Device:
+    """Where a stage runs, or its backward; of unlike replicas the one that takes longest."""
+    where: Sequence[int] = (stage.index,)
+    if plan.placement:
+        place = plan.placement
+        where = (place.backward if backward and place.separate else place.forward)[stage.index]
+    kinds = {(d := plan.cluster.devices[k]).kind: d for k in where}
+    if len(kinds) == 1 or plan.costs is None:
+        return plan.cluster.devices[where[0]]
+    names = [n.name for n in stage.graph.calls]
+    trains = bool(plan.graph.outputs_of(OutputKind.LOSS))
+    return kinds[plan.costs.slowest(kinds, names, trains=trains)]
 
 
 def _stage(plan: Plan, stage: Stage) -> StageTiming:
     if plan.costs is None or plan.placement is None:
         raise PlanError("stages cannot be timed yet", want="costs and a placement")
-    kind = _kind(plan, stage)
+    kind, behind = (device_of(plan, stage, backward=b).kind for b in (False, True))
     table, whole = plan.costs.of(kind), measured_stage(plan, stage)
     graph, training = lower(stage.graph).graph, bool(plan.graph.outputs_of(OutputKind.LOSS))
     seconds = {n: table.get(n.name, 0.0) for n in graph.calls}
-    backward = plan.costs.backward_of(kind) if training else {}
+    backward = plan.costs.backward_of(behind) if training else {}
     compute, transfers = sum(seconds.values()), _transfers(plan, stage.index)
     heaviest = max(seconds, key=lambda n: seconds[n])
     share = seconds[heaviest] / compute if compute else 0.0

@@ -1,6 +1,6 @@
 """What every node costs, as a table that is saved, printed and cut by."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -83,6 +83,26 @@ class CostTable:
         if kind in self.backward:
             return self.backward[kind]
         return {name: self.nodes[name].backward * s for name, s in self.of(kind).items()}
+
+    def slowest(self, kinds: Iterable[str], names: Collection[str], *, trains: bool) -> str:
+        """The kind of device on which some nodes take longest; the first by name of equal ones.
+
+        Args:
+            kinds: Which kinds.
+            names: The nodes; what the table does not have takes no time.
+            trains: Whether their backward counts too.
+
+        Raises:
+            CostError: The table has no figures for one of several kinds.
+        """
+        every = sorted(set(kinds))
+        if len(every) == 1:
+            return every[0]
+        took = dict[str, float]()
+        for kind in every:
+            rows = [self.of(kind), *([self.backward_of(kind)] if trains else [])]
+            took[kind] = sum(row.get(n, 0.0) for row in rows for n in names)
+        return max(every, key=took.__getitem__)
 
     def to_json(self) -> dict[str, object]:
         """The table as plain data; what was not measured is left out."""

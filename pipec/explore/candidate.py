@@ -151,11 +151,10 @@ def candidates(
     names = schedules or family if trains else (INFERENCE,)
     alone = "1f1b" if trains else INFERENCE
     for depth, replicas in _shapes(cluster.size, batch):
-        orders = device_orders(cluster, depth * replicas)
-        layouts = ("stages", "replicas") if depth > 1 < replicas else ("stages",)
         counts = _counts(batch // replicas, depth)
         tried = names if depth > 1 else (alone,)
-        for order, schedule, m, adjacent in product(orders, tried, counts, layouts):
+        ways = _ways(cluster, depth, replicas)
+        for (order, adjacent), schedule, m in product(ways, tried, counts):
             c = Candidate(
                 depth, replicas, schedule, batch // replicas // m, m, adjacent=adjacent, order=order
             )
@@ -208,6 +207,24 @@ def device_orders(cluster: Cluster, used: int) -> list[tuple[int, ...]]:
                 first = [left[kind].pop(0) for kind in sequence]
                 found.append((*first, *(k for k in listed if k not in first)))
     return [() if order == listed else order for order in dict.fromkeys(found)]
+
+
+def _ways(cluster: Cluster, depth: int, replicas: int) -> list[tuple[tuple[int, ...], str]]:
+    """Orders of the devices and what is adjacent there.
+
+    Where all links are alike, a way is its pipelines, whichever of them is the first one.
+    """
+    found = dict[object, tuple[tuple[int, ...], str]]()
+    for order in device_orders(cluster, depth * replicas):
+        kinds = [d.kind for d in (cluster.reordered(order) if order else cluster).devices]
+        for adjacent in ("stages", "replicas") if depth > 1 < replicas else ("stages",):
+            rows = [range(r * depth, (r + 1) * depth) for r in range(replicas)]
+            if adjacent == "replicas":
+                rows = [range(r, depth * replicas, replicas) for r in range(replicas)]
+            lines = tuple(sorted(tuple(kinds[k] for k in row) for row in rows))
+            way = order, adjacent
+            found.setdefault(way if cluster.levels or cluster.links else lines, way)
+    return list(found.values())
 
 
 def _shapes(devices: int, batch: int) -> list[tuple[int, int]]:

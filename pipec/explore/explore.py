@@ -9,13 +9,12 @@ from typing import Any
 from pipec.errors import PartitionError, PipecError
 from pipec.explore.candidate import Candidate, eased, in_parts
 from pipec.explore.make import Maker
-from pipec.explore.predict import Prediction, Predictor, fastest_first
+from pipec.explore.predict import Prediction, Predictor, fastest_first, not_timed
 from pipec.explore.split import split_candidates
 from pipec.plan.model import Plan, Tried
 from pipec.schedule.registry import SYNTHESIZED, plain_name
 
 BASELINES = ("data parallel", "gpipe", "1f1b")
-NOT_TIMED = "not timed"
 OF_ALIKE, OF_BASELINE = 24, 6
 """Most candidates that are timed once something fits: on alike devices; more of each baseline."""
 MADE, MADE_AT_ALL = 8, 96
@@ -154,6 +153,9 @@ def explore(
     for name in BASELINES:
         mine = [c for c in search.found if _kind(c) == name]
         search.time(mine, OF_BASELINE)
+    pipelines = [c for c in search.found if c.depth > 1]
+    search.time([c for c in pipelines if c.stages == c.depth], OF_BASELINE)
+    search.time(pipelines, OF_BASELINE)
     search.split()
     if synthesized:
         search.synthesize()
@@ -244,15 +246,17 @@ class _Search:
             planned = self._planned(c)
             if bound >= best or (planned and self.made >= (MADE if best < inf else MADE_AT_ALL)):
                 continue
-            p = self.predictor.predict(c, bound)
+            p = self.predictor.predict(c, bound, best)
             self.made += p.planned
             done += 1
             del self.waiting[c]
             self.found[c] = p
+            if not p.timed:
+                self.waiting[c] = p.bound
             best = min(best, p.seconds)
             self.progress(len(self.found) - len(self.waiting), len(self.found))
             least = bound if p.tight else max(bound, p.loose_seconds)
-            for other in eased(c) if least < best and (p.tight or p.possible) else ():
+            for other in eased(c) if least < best else ():
                 if other not in self.found:
                     self._wait(other, least, max(least, self.predictor.guess(c)))
                     heappush(heap, (self.waiting[other], other))
@@ -288,9 +292,7 @@ class _Search:
                 self.found[c] = self.predictor.predict(c, base.bound)
 
     def _wait(self, c: Candidate, bound: float, guess: float) -> None:
-        why = f"{NOT_TIMED}: takes {bound:.4g} s at least" if bound else NOT_TIMED
-        self.found[c] = Prediction(c, inf, bound, problem=why)
-        self.waiting[c] = guess
+        self.found[c], self.waiting[c] = not_timed(c, bound), guess
 
 
 def _more_work(p: Prediction, best: Prediction) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import inf
 
+from pipec.compiler.cut_search import NotFasterError
 from pipec.compiler.endless import Round, round_of
 from pipec.compiler.pass_manager import run_passes
 from pipec.errors import PartitionError, PipecError, PlanError
@@ -21,6 +22,7 @@ from pipec.schedule.registry import generate
 from pipec.simulate.costs import takes_costs
 from pipec.simulate.timeline import Timeline
 
+NOT_TIMED = "not timed"
 _BELOW = 1 - 1e-9
 """What a bound is lowered by for roundings."""
 
@@ -58,6 +60,11 @@ class Prediction:
     def possible(self) -> bool:
         """Whether it can run and fits the memory, as far as is known."""
         return not self.problem
+
+    @property
+    def timed(self) -> bool:
+        """Whether it was timed, or found impossible; else its bound says that it need not be."""
+        return not self.problem.startswith(NOT_TIMED)
 
 
 @dataclass
@@ -110,15 +117,18 @@ class Predictor:
         streams = any(d.streams for d in self.maker.cluster.devices)
         return 0.0 if streams or not _traits(c.schedule, c.depth)[1] else self.guess(c) * _BELOW
 
-    def predict(self, candidate: Candidate, bound: float = 0.0) -> Prediction:
+    def predict(self, candidate: Candidate, bound: float = 0.0, below: float = inf) -> Prediction:
         """Cut and time one candidate; what makes it impossible is told, not raised.
 
         Args:
             candidate: What to predict.
             bound: A time that it is not faster than.
+            below: A time that it must be faster than; if it is not, it may not be timed.
         """
         try:
-            return replace(self._predict(candidate), bound=bound)
+            return replace(self._predict(candidate, below), bound=bound)
+        except NotFasterError as found:
+            return replace(not_timed(candidate, found.bound), loose_seconds=found.loose)
         except PipecError as error:
             tight = isinstance(error, PartitionError | PlanError)
             return Prediction(candidate, inf, bound, tight=tight, problem=_told(error))
@@ -144,7 +154,7 @@ class Predictor:
         found = replace(_figures(candidate, plan.timeline), bound=bound, planned=True)
         return replace(found, **vars(_fitting(plan))) if candidate.asynchronous else found
 
-    def _predict(self, c: Candidate) -> Prediction:
+    def _predict(self, c: Candidate, below: float) -> Prediction:
         """The figures of the best cut; where it cannot be timed before it is made, of the plan."""
         if takes_costs(c.schedule) or c.asynchronous:
             return self.planned(c)
@@ -154,7 +164,8 @@ class Predictor:
         assert isinstance(cut, PartitionPass)
         base = self.maker.costed(c.microbatch).replace(cluster=c.on(self.maker.cluster))
         base = run_passes(passes[:at], base) if at else base  # which is verified, once
-        found = cut.fastest(base, counted=True)  # refuses what does not fit in any way
+        # refuses what does not fit in any way
+        found = cut.fastest(base, counted=True, below=below)
         if found is None or c.eased:
             return self.planned(c)
         return replace(_figures(c, found.cut.timeline), loose_seconds=found.cut.loose)
@@ -243,6 +254,12 @@ def _figures(candidate: Candidate, timeline: Timeline) -> Prediction:
         peak_bytes=tuple(timeline.peak_bytes),
         reduce_seconds=max(timeline.times.reduce, default=0.0),
     )
+
+
+def not_timed(candidate: Candidate, bound: float) -> Prediction:
+    """A candidate that is not timed; its bound says that it need not be, 0 if none is known."""
+    why = f"{NOT_TIMED}: takes {bound:.4g} s at least" if bound else NOT_TIMED
+    return Prediction(candidate, inf, bound, problem=why)
 
 
 def _told(error: PipecError) -> str:

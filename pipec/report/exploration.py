@@ -3,7 +3,7 @@
 from rich.console import Console
 
 from pipec.cluster.units import show
-from pipec.explore.explore import BASELINES, NOT_TIMED, Exploration
+from pipec.explore.explore import BASELINES, Exploration
 from pipec.report.table import Table
 
 
@@ -31,7 +31,7 @@ def print_exploration(exploration: Exploration, console: Console, top: int = 12)
         )
     console.print(table)
     timed = sum(p.possible for p in exploration.predictions)
-    slower = sum(p.problem.startswith(NOT_TIMED) for p in exploration.predictions)
+    slower = sum(not p.timed for p in exploration.predictions)
     console.print(
         f"{len(exploration.predictions)} candidates, {timed} timed, {slower} not timed, "
         f"{len(exploration.predictions) - timed - slower} impossible; "
