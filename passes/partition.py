@@ -240,7 +240,8 @@ class PartitionPass(Pass):
         """Cuts with the least largest load; many schedules place their stages alike."""
         cluster, free = plan.cluster, self.order == "free"
         links = tuple(_link(cluster, a, b) for a, b in pairwise(place.forward))
-        key = id(costs), place.forward, cluster.devices, links, self.activations, free
+        kinds = tuple((d.kind, d.memory_bytes) for d in cluster.devices)
+        key = id(costs), place.forward, kinds, links, self.activations, free
         known = _seeded.setdefault(plan.graph.module, {})
         if key not in known:
             try:

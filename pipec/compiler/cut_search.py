@@ -70,12 +70,12 @@ class NotFasterError(Exception):
 
     Attributes:
         bound: No cut that fits has a faster step, in seconds.
-        loose: No cut that was refused for its memory has a faster step; infinite if none was.
+        loose: Nor has one that does not fit.
     """
 
     def __init__(self, bound: float, loose: float) -> None:
         super().__init__(f"no cut takes less than {bound:.4g} s")
-        self.bound, self.loose = bound, loose
+        self.bound, self.loose = bound, min(loose, bound)
 
 
 @dataclass(frozen=True, eq=False)

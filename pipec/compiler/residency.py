@@ -84,7 +84,7 @@ def stage_work(plan: Plan) -> list[StageWork]:
         device, seconds = device_of(plan, stage, backward=True), timing.compute_seconds
         if device != device_of(plan, stage) and plan.costs is not None:
             row = plan.costs.of(device.kind)
-            seconds = sum(row.get(n.name, 0.0) for n in stage.graph.calls)
+            seconds = sum(row.get(n.name, 0.0) for n in lower(stage.graph).graph.calls)
         found.append(StageWork(stage.training, device, seconds))
     return found
 

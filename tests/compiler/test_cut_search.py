@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from pipec.cluster.cluster import Cluster, Link, parse_cluster
-from pipec.compiler.cut_search import NEAR, CutSearch
+from pipec.compiler.cut_search import NEAR, CutSearch, NotFasterError
 from pipec.compiler.driver import default_passes, make_plan
 from pipec.compiler.facts import plan_facts
 from pipec.compiler.outline import Outline
@@ -304,3 +304,24 @@ def test_where_a_cut_fits_one_is_found() -> None:
     search = search_of(base.replace(cluster=tight(base.cluster, 0.99 * least)), "gpipe", 2, 4)
     with pytest.raises(PartitionError, match="which no contiguous cut meets"):
         search.best(list)
+
+
+@pytest.mark.parametrize("name", ["1f1b", "zb-h1"])
+@pytest.mark.parametrize("memory", [1e9, 1.4e5])
+def test_a_limit_on_the_step_hides_nothing_that_is_faster(name: str, memory: float) -> None:
+    """Below it the same cut; above it a bound that holds, and what memory refused is told."""
+    base = costed(net(0, 16), cluster_of(0, 2))
+    search = search_of(base.replace(cluster=tight(base.cluster, memory)), name, 2, 4)
+    best = search.best(list)
+    every = [search.predict(stage) for stage in contiguous(search, 2)]
+    refused = [t.seconds for t in every if max(t.peak_bytes) > memory]
+    assert bool(refused) == (memory < 1e9)
+    for share in (0.5, 0.9, 1.0, 1.01, 2.0):
+        below = share * best.timeline.seconds
+        if share > 1:
+            assert np.array_equal(search.best(list, below).stage, best.stage)
+            continue
+        with pytest.raises(NotFasterError) as told:
+            search.best(list, below)
+        assert below <= told.value.bound <= best.timeline.seconds
+        assert told.value.loose <= min(refused, default=np.inf)

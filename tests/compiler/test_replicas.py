@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from examples.vgg16 import vgg16
 from pipec.cluster.cluster import Cluster, Level, Link, parse_cluster
@@ -15,6 +16,7 @@ from pipec.cost.table import CostTable
 from pipec.errors import PartitionError
 from pipec.frontends.trace import Loss, trace
 from pipec.graph.ir import Graph, Source, op_name
+from pipec.graph.lower import lower
 from pipec.simulate.simulate import simulate
 from tests.trained import trained_mlp
 
@@ -125,3 +127,58 @@ def test_what_chooses_replicas_says_what_it_cannot() -> None:
         make_plan(graph, parse_cluster("2xv100,2xh100"), passes=passes)
     with pytest.raises(PartitionError, match="chooses the number of stages"):
         make_plan(graph, parse_cluster("4xv100"), passes=default_passes(schedule=AUTO, stages=2))
+
+
+class Uneven(nn.Module):
+    """Sums of large tensors, which bandwidth limits, behind a product, which compute limits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(2048, 2048), nn.Linear(2048, 2048)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.second(self.first(x))
+        for _ in range(60):
+            y = y + x
+        return y
+
+
+@pytest.mark.parametrize("listed", ["fast,wide,fast,wide", "wide,fast,wide,fast"])
+def test_each_stage_takes_what_its_slowest_replica_takes(listed: str) -> None:
+    """One device is slower where arithmetic counts, the other where bytes do."""
+    like = parse_cluster("v100").devices[0]
+    kinds = {
+        "fast": replace(like, kind="fast", peak_flops={"float32": 1e15}, memory_bandwidth=1e11),
+        "wide": replace(like, kind="wide", peak_flops={"float32": 1e12}, memory_bandwidth=1e14),
+    }
+    cluster = Cluster(tuple(kinds[name] for name in listed.split(",")))
+    loss = Loss(nn.functional.mse_loss, torch.zeros(256, 2048))
+    source = Source("memory", "uneven")
+    graph = trace(Uneven(), (torch.zeros(256, 2048),), loss=loss, source=source)
+    passes = default_passes(schedule="1f1b{replicas=2 adjacent=replicas}")
+    plan = make_plan(graph, cluster, passes=passes)
+    assert plan.costs
+    slowest = []
+    for stage, timing in zip(plan.stages, plan.timing, strict=True):
+        names = [n.name for n in lower(stage.graph).graph.calls]
+        took = {
+            k: sum(plan.costs.of(k).get(n, 0) + plan.costs.backward_of(k).get(n, 0) for n in names)
+            for k in kinds
+        }
+        whole = timing.compute_seconds + timing.backward_seconds
+        assert whole == pytest.approx(max(took.values()))
+        slowest.append(max(took, key=took.__getitem__))
+    assert slowest == ["wide", "fast"]
+
+
+@pytest.mark.parametrize("listed", ["v100,h100", "h100,v100"])
+def test_a_backward_on_another_device_takes_what_that_one_takes(listed: str) -> None:
+    ahead, behind = listed.split(",")
+    passes = default_passes(schedule="pipefb", stages=1)
+    plan = make_plan(trained_mlp(2, 256, 16), parse_cluster(listed), passes=passes)
+    assert plan.costs
+    assert plan.placement
+    assert plan.placement.backward == ((1,),)
+    (timing,) = plan.timing
+    assert timing.compute_seconds == pytest.approx(sum(plan.costs.of(ahead).values()))
+    assert timing.backward_seconds == pytest.approx(sum(plan.costs.backward_of(behind).values()))

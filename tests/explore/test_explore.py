@@ -390,3 +390,30 @@ def test_the_fastest_pipeline_is_tried_in_an_order_made_from_its_costs() -> None
     assert "synthesized" in {p.candidate.schedule for p in told.run()[0].predictions}
     told = replace(told, schedules=("1f1b",))
     assert {p.candidate.schedule for p in told.run()[0].predictions} == {"1f1b"}
+
+
+def test_ways_that_differ_in_which_copy_is_first_are_one() -> None:
+    """Pipelines over four kinds of devices, each set of them once; all if links differ."""
+    kinds = ("a100", "h100", "h200", "v100")
+    cluster = parse_cluster(",".join(kinds))
+
+    def pipelines(c: Candidate) -> tuple[tuple[str, ...], ...]:
+        names = [d.kind for d in c.on(cluster).devices]
+        rows = [names[r * c.depth : (r + 1) * c.depth] for r in range(c.replicas)]
+        if c.adjacent == "replicas":
+            rows = [names[r : c.depth * c.replicas : c.replicas] for r in range(c.replicas)]
+        return tuple(sorted(map(tuple, rows)))
+
+    every = [c for c in candidates(cluster, 4, ("gpipe",)) if c.microbatches == 1]
+    for depth, replicas in ((1, 2), (2, 2), (1, 4), (3, 1)):
+        mine = [pipelines(c) for c in every if (c.depth, c.replicas) == (depth, replicas)]
+        want = {
+            tuple(sorted(order[r * depth : (r + 1) * depth] for r in range(replicas)))
+            for order in itertools.permutations(kinds, depth * replicas)
+        }
+        assert len(mine) == len(want)
+        assert set(mine) == want
+    pairs = list(itertools.combinations(range(4), 2))
+    linked = replace(cluster, links=dict.fromkeys(pairs, Link(1e9, 0.0)))
+    more = [c for c in candidates(linked, 4, ("gpipe",)) if c.microbatches == 1]
+    assert len(more) > len(every)
