@@ -20,6 +20,7 @@ from pipec.explore.candidate import Candidate
 from pipec.explore.explore import explore
 from pipec.explore.make import Maker
 from pipec.explore.predict import Predictor
+from pipec.schedule.registry import ASYNCHRONOUS, SYNCHRONOUS, generate
 from pipec.simulate.timeline import Timeline
 from tests.compiler.test_cut_search import cluster_of, contiguous, costed, net, search_of, tight
 from tests.explore.test_explore import maker, shrunk, ways
@@ -27,6 +28,7 @@ from tests.explore.test_explore import maker, shrunk, ways
 SCHEDULES = ("1f1b", "gpipe", "zb-h1")
 KINDS = ("v100", "h100", "cpu", "a100")
 LIMITS = 5  # memory limits per model and schedule
+EVERY = (*SYNCHRONOUS, *ASYNCHRONOUS, "inference")
 SAME = 1 + 1e-9
 MICROBATCHES = 4
 
@@ -35,8 +37,9 @@ def enumerated() -> None:
     """The chosen cut beside every contiguous one."""
     worst, cuts = 1.0, 0
     for seed in range(100):
-        name = (*SCHEDULES, "inference")[seed % 4]
-        search = search_of(costed(net(seed, 16), cluster_of(seed, 2)), name, 2, MICROBATCHES)
+        name = EVERY[seed % len(EVERY)]
+        cluster = cluster_of(seed, generate(name, 2, MICROBATCHES).devices)
+        search = search_of(costed(net(seed, 16), cluster), name, 2, MICROBATCHES)
         best = search.best(list)
         every = [search.predict(stage).seconds for stage in contiguous(search, 2)]
         worst, cuts = max(worst, best.timeline.seconds / min(every)), cuts + len(every)

@@ -213,10 +213,10 @@ class PartitionPass(Pass):
         """The schedules that may be meant: the one that is named, or those that fit the places.
 
         None where stages do not run as `pipec.compiler.outline` knows them: in streams, or with
-        their backward on devices of its own.
+        their backward on devices of its own and saved values that a later pass computes again.
         """
         streams = any(d.streams for d in plan.cluster.devices)
-        if streams or place.separate:
+        if streams or (place.separate and not self.activations):
             return []
         count, trains = len(place.forward), bool(plan.graph.outputs_of(OutputKind.LOSS))
         names: tuple[str, ...] = (self.schedule,)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pipec.compiler.facts import shared_weights, trained_bytes
 from pipec.compiler.timeline import joint_devices
 from pipec.plan.facts import SharedWeight
-from pipec.plan.model import STATE_WAITS, HostSlot, Plan, Stage, ValueChannel
+from pipec.plan.model import STATE_WAITS, HostSlot, Plan, ValueChannel
 from pipec.runtime.program import check_paired
 from pipec.schedule.channels import Channel, ChannelKind, value
 from pipec.schedule.comm import insert_comm
@@ -32,8 +32,9 @@ def completed(compute: Schedule, plan: Plan, *, clipped: bool = False) -> Schedu
         PlanError: The backward has other stages than the forward.
     """
     kept = [c for c in compute.channels if c.kind not in (ChannelKind.F, ChannelKind.B)]
-    if compute.placement.separate:
-        kept = [_sized(c, plan) for c in kept]
+    if compute.placement.separate and plan.differentiated:
+        saved = [s.training.saved_bytes for s in plan.stages if s.training]
+        kept = [sized(c, saved, [trained_bytes(s) for s in plan.stages]) for c in kept]
     compute = compute.replace(channels=tuple(kept))  # no gradient may go back: then none is sent
     return assembled(
         compute,
@@ -79,22 +80,17 @@ def assembled(
     return schedule
 
 
-def _sized(channel: Channel, plan: Plan) -> Channel:
+def sized(channel: Channel, saved: Sequence[int], trained: Sequence[int]) -> Channel:
     """A generator's channel from F to B or back, with the bytes that it moves.
 
-    All that its stage saves, of every microbatch; or the weights that it trains, of every update.
+    Args:
+        channel: Of any kind.
+        saved: Bytes that each stage saves, which leave of every microbatch.
+        trained: Bytes of the weights that it trains, which leave after every update.
     """
-    moves = {ChannelKind.S: _saved_bytes, ChannelKind.H: _saved_bytes, ChannelKind.W: trained_bytes}
-    if channel.kind not in moves or channel.src >= len(plan.stages):
-        return channel
-    stage = plan.stages[channel.src]
-    if stage.training is None:
-        return channel
-    return replace(channel, nbytes=moves[channel.kind](stage))
-
-
-def _saved_bytes(stage: Stage) -> int:
-    return 0 if stage.training is None else stage.training.saved_bytes
+    of = {ChannelKind.S: saved, ChannelKind.H: saved, ChannelKind.W: trained}.get(channel.kind)
+    known = of is not None and channel.src < len(of)
+    return replace(channel, nbytes=of[channel.src]) if known and of else channel
 
 
 def host_channels(slots: Sequence[HostSlot]) -> list[Channel]:

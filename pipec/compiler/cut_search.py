@@ -10,13 +10,13 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain, combinations, islice, pairwise
 from math import comb, inf
 
 import numpy as np
 
-from pipec.compiler.complete import assembled
+from pipec.compiler.complete import assembled, sized
 from pipec.compiler.cut_bounds import Bound, Crossing, stage_sums
 from pipec.compiler.outline import Edges, Outline
 from pipec.compiler.timeline import timeline_of
@@ -193,7 +193,12 @@ class CutSearch:
         channels = self.outline.channels(stage)
         if not self.compute.training:
             channels = [c for c in channels if c.kind is ChannelKind.F]
-        order = assembled(self._bare, channels, (), facts.shared)
+        bare = self._bare
+        if self._place.separate:
+            saved = [int(s.saved) for s in facts.stages]
+            trained = [int(s.gradients) for s in facts.stages]
+            bare = bare.replace(channels=tuple(sized(c, saved, trained) for c in bare.channels))
+        order = assembled(bare, channels, (), facts.shared)
         return timeline_of(facts, order)
 
     @cached_property
@@ -257,7 +262,7 @@ class CutSearch:
 
     def _bounds(self, cuts: IntArray) -> FloatArray:
         forward, backward = self._seconds(cuts)
-        ahead, back = (self._crossing(cuts, sizes) for sizes in self._edges)
+        ahead, back = map(partial(self._crossing, cuts), self._edges, self._place.sides)
         return self._bound.seconds(forward, backward, ahead, back)
 
     @cached_property
@@ -290,11 +295,15 @@ class CutSearch:
     def _seconds(self, cuts: IntArray) -> tuple[FloatArray, FloatArray]:
         """Forward and backward of every stage on its slowest kind of device, [cuts, stages]."""
         kinds, devices = sorted(self.outline.costs.seconds), self.outline.cluster.devices
-        places = [sorted({kinds.index(devices[d].kind) for d in s}) for s in self._place.forward]
-        found = np.zeros((2, len(cuts), len(places)))
-        for turn in range(max(map(len, places))):
-            at = [place[min(turn, len(place) - 1)] for place in places]
-            took = np.stack([stage_sums(cuts, w.take(at, axis=0)) for w in self._work])
+        places = [
+            [sorted({kinds.index(devices[d].kind) for d in at}) for at in side]
+            for side in self._place.sides
+        ]
+        found = np.zeros((2, len(cuts), self._stages))
+        for turn in range(max(len(at) for side in places for at in side)):
+            rows = [[at[min(turn, len(at) - 1)] for at in side] for side in places]
+            each = zip(self._work, rows, strict=True)
+            took = np.stack([stage_sums(cuts, work.take(row, axis=0)) for work, row in each])
             found = np.where(took.sum(axis=0) > found.sum(axis=0), took, found)
         return found[0], found[1]
 
@@ -305,7 +314,7 @@ class CutSearch:
         edges += [self.outline.edges(gradients=True)] if self.compute.training else [Edges.none()]
         return tuple(edges)
 
-    def _crossing(self, cuts: IntArray, edges: Edges) -> Crossing:
+    def _crossing(self, cuts: IntArray, edges: Edges, side: Sequence[tuple[int, ...]]) -> Crossing:
         """From each stage to the next; a value that several units there read goes once."""
         count = self._stages - 1
         seconds, there = np.zeros((len(cuts), count)), np.zeros((len(cuts), count), bool)
@@ -317,12 +326,11 @@ class CutSearch:
             crosses = (src == a) & (dst == a + 1)
             sent = np.logical_or.reduceat(crosses, start, axis=1)
             there[:, a] = sent.any(axis=1)
-            seconds[:, a] = sent @ self._message_seconds(edges.nbytes[start], a)
+            seconds[:, a] = sent @ self._message_seconds(edges.nbytes[start], side[a : a + 2])
         return Crossing(seconds, there)
 
-    def _message_seconds(self, sizes: FloatArray, stage: int) -> FloatArray:
-        """At least what messages from a stage to the next take; measured ones count nothing."""
-        ends = self._place.forward[stage], self._place.forward[stage + 1]
+    def _message_seconds(self, sizes: FloatArray, ends: Sequence[tuple[int, ...]]) -> FloatArray:
+        """At least what messages between two stages take; measured ones count nothing."""
         if self.outline.costs.messages or set(ends[0]) & set(ends[1]):
             return np.zeros(len(sizes))
         links = [self.outline.cluster.link(a, b) for a in ends[0] for b in ends[1]]
@@ -330,7 +338,12 @@ class CutSearch:
         return np.asarray(np.array(ways).min(axis=0), np.float64)
 
     def _fullness(self, cuts: IntArray) -> FloatArray:
-        """A cut's least bytes over what its fullest device has, [cuts]; above 1 it cannot fit."""
+        """A cut's least bytes over what its fullest device has, [cuts]; above 1 it cannot fit.
+
+        Nothing is known of it where the backward has devices of its own.
+        """
+        if self._place.separate:
+            return np.zeros(len(cuts))
         held = np.zeros((len(cuts), len(self.limits)))
         static, saved = self._bytes
         rows = np.ones((self._stages, 1))
@@ -369,12 +382,14 @@ class CutSearch:
 
     def _least(self) -> float:
         """A time that no cut is faster than: the work dealt out evenly, or the heaviest unit."""
-        per_kind = self._work[0] + self._work[1]
-        work = per_kind.min(axis=0)
-        m = self.compute.microbatches
-        devices = len({d for stage in self._place.forward for d in stage})
-        replicas = max(len(stage) for stage in self._place.forward)
-        return float(max(m * work.sum() / devices, m * work.max() / replicas))
+        whole = [self._work[0] + self._work[1]]
+        found, m = 0.0, self.compute.microbatches
+        for work, side in zip(
+            self._work if self._place.separate else whole, self._place.sides, strict=False
+        ):
+            least, devices = work.min(axis=0), len({d for at in side for d in at})
+            found = max(found, m * least.sum() / devices, m * least.max() / max(map(len, side)))
+        return found
 
     def _nothing(self, cuts: int, closest: float, *, proven: bool) -> PartitionError:
         told = f"{closest:.0%} of its memory" if closest < inf else "more than a device has"

@@ -96,14 +96,19 @@ class Outline:
         rows: list[list[str]] = [[] for _ in place.forward]
         for name, s in of.items():
             rows[s].append(name)
-        every = [[self.cluster.devices[d].kind for d in stage] for stage in place.forward]
-        slowest = partial(self.costs.slowest, trains=self.trains)
-        kinds = list(map(slowest, every, rows))
+        slowest, devices = partial(self.costs.slowest, trains=self.trains), self.cluster.devices
+        kinds, behind = (
+            [
+                slowest([devices[d].kind for d in at], row)
+                for at, row in zip(side, rows, strict=True)
+            ]
+            for side in place.sides
+        )
         weights, trained, shared = self._weights(of, len(rows))
         if self.trains:
             found = [
-                self._trained(row, kind, w, t, split=split)
-                for row, kind, w, t in zip(rows, kinds, weights, trained, strict=True)
+                self._trained(*stage, split=split, counted=self._counted or place.separate)
+                for stage in zip(rows, kinds, behind, weights, trained, strict=True)
             ]
         else:
             found = list(self._forward(rows, of, kinds, weights))
@@ -175,12 +180,14 @@ class Outline:
         self,
         row: Sequence[str],
         kind: str,
+        behind: str,
         weights: float,
         trained: Sequence[float],
         *,
         split: bool,
+        counted: bool,
     ) -> StageFacts:
-        seconds, backward = self.costs.of(kind), self.costs.backward_of(kind)
+        seconds, backward = self.costs.of(kind), self.costs.backward_of(behind)
         took = sum(backward.get(n, 0.0) for n in row)
         cost = StageCost(
             sum(seconds.get(n, 0.0) for n in row),
@@ -189,7 +196,7 @@ class Outline:
             W=took / 2,
             optimizer_bytes=int(OPTIMIZER_COPIES * sum(trained)),
         )
-        names, counted = frozenset(row), self._counted
+        names = frozenset(row)
         return StageFacts(
             kind,
             cost,

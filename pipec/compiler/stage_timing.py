@@ -46,8 +46,7 @@ def device_of(plan: Plan, stage: Stage, *, backward: bool = False) -> Device:
     """Where a stage runs, or its backward; of unlike replicas the one that takes longest."""
     where: Sequence[int] = (stage.index,)
     if plan.placement:
-        place = plan.placement
-        where = (place.backward if backward and place.separate else place.forward)[stage.index]
+        where = plan.placement.sides[backward][stage.index]
     kinds = {(d := plan.cluster.devices[k]).kind: d for k in where}
     if len(kinds) == 1 or plan.costs is None:
         return plan.cluster.devices[where[0]]

@@ -67,6 +67,11 @@ class Placement:
         return 1 + max(d for stage in (*self.forward, *self.backward) for d in stage)
 
     @property
+    def sides(self) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]:
+        """Devices of every stage's forward, and of its backward; the same where there is none."""
+        return self.forward, self.backward or self.forward
+
+    @property
     def separate(self) -> bool:
         """Whether forward and backward of some stage run on different devices."""
         return bool(self.backward) and self.forward != self.backward
