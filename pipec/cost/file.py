@@ -10,15 +10,17 @@
 """
 
 import json
+from collections.abc import Iterator
 from math import inf
 from pathlib import Path
 from typing import Any
 
+from msgspec import to_builtins
 from torch import fx
 
 from pipec.cost.table import CostTable
 from pipec.errors import CostError
-from pipec.files import write_file
+from pipec.files import read_data, write_file
 from pipec.graph.ir import Graph, op_name, tensors
 
 FORMAT, VERSION = "pipec.costs", 1
@@ -48,7 +50,7 @@ def load_costs(path: Path, graph: Graph) -> CostTable:
         CostError: The file cannot be read, or was measured on another graph.
     """
     try:
-        data: Any = json.loads(path.read_text())
+        data: Any = json.loads(read_data(path))
     except (OSError, ValueError, RecursionError) as error:
         raise CostError(
             "the cost file cannot be read", where=path, got=error, hint="`pipec profile` writes one"
@@ -60,6 +62,9 @@ def load_costs(path: Path, graph: Graph) -> CostTable:
             "the cost file has another version", where=path, got=data.get("version"), want=VERSION
         )
     table = CostTable.from_json(data)
+    head = dict.fromkeys(("format", "version", "machine", "ops"))
+    if unread := next(_unread(data, head | to_builtins(table)), None):
+        raise CostError("the cost file has an entry that means nothing", where=path, got=unread)
     _same_graph(data.get("ops"), graph, path)
     for kind, row in [*table.seconds.items(), *table.backward.items()]:
         name = next((n.name for n in graph.calls if not 0 <= row.get(n.name, -1) < inf), None)
@@ -71,6 +76,14 @@ def load_costs(path: Path, graph: Graph) -> CostTable:
                 want="seconds, 0 or more, and the method by which they were found",
             )
     return table
+
+
+def _unread(given: object, kept: object, where: str = "") -> Iterator[str]:
+    """Names in a record that what was read of it does not have."""
+    if isinstance(given, dict) and isinstance(kept, dict):
+        for name, value in given.items():
+            place = f"{where}.{name}" if where else name
+            yield from _unread(value, kept[name], place) if name in kept else [place]
 
 
 def _same_graph(ops: object, graph: Graph, path: Path) -> None:

@@ -101,6 +101,28 @@ def test_a_file_fits_only_its_graph(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("place", "got"), [((), "acumulate"), (("stages", "cpu", "key"), "stages.cpu.key.acumulate")]
+)
+def test_an_entry_that_means_nothing_is_refused(
+    tmp_path: Path, place: tuple[str, ...], got: str
+) -> None:
+    """A name that is misspelt would be read as if it were not there."""
+    path = tmp_path / "costs.json"
+    graph = from_module(nn.Linear(2, 2), torch.ones(1, 2)).graph
+    save_costs(path, costs(graph), graph)
+    data = {**json.loads(path.read_text()), "stages": {"cpu": {"key": {"F": 1.0}}}}
+    path.write_text(json.dumps(data))
+    assert load_costs(path, graph).stages["cpu"]["key"].F == 1
+    row = data
+    for name in place:
+        row = row[name]
+    row["acumulate"] = 1.0
+    path.write_text(json.dumps(data))
+    with pytest.raises(CostError, match=rf"means nothing[^§]*got: +{got}"):
+        load_costs(path, graph)
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         ("{", "cannot be read"),

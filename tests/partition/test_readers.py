@@ -86,6 +86,10 @@ BAD = {
     "list": ([1, 2], "`object`"),
     "profile line": (PROFILE + "node3 -- Linear(", "line 4"),
     "profile field": (PROFILE.replace(", parameter_size=64.000", ""), "line 2"),
+    "profile field twice": (
+        PROFILE.replace("parameter_size=", "parameter_size=1, parameter_size="),
+        "twice",
+    ),
     "profile number": (PROFILE.replace("1.5", "fast"), "fast"),
     "profile edge": (PROFILE + "\tnode2 -- node9\n", "node9"),
     "profile cycle": (PROFILE + "\tnode2 -- node1\n", "node1 -> node2 -> node1"),

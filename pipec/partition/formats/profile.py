@@ -69,8 +69,10 @@ def parse_profile(text: str, where: str) -> Workload:
 
 
 def _costs(text: str, where: str) -> list[float]:
-    found = {match["name"]: match["number"] for match in _COST.finditer(text)}
-    row: list[float] = []
+    every = [(match["name"], match["number"]) for match in _COST.finditer(text)]
+    found, row = dict(every), list[float]()
+    if len(found) < len(every):
+        raise PartitionError("the node has a field twice", where=where, got=text[:100])
     for field in _FIELDS:
         if field not in found:
             raise PartitionError(f"the node lacks '{field}'", where=where, got=text[:100])
