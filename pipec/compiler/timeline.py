@@ -21,6 +21,7 @@ from dataclasses import replace
 
 from pipec.cluster.device import Device
 from pipec.compiler.facts import plan_facts
+from pipec.cost.stage import MessageCost
 from pipec.plan.facts import Facts, SharedWeight
 from pipec.plan.model import Plan
 from pipec.schedule.action import ActionKind
@@ -124,13 +125,12 @@ def _with_processors(facts: Facts, schedule: Schedule, times: Times) -> Times:
     taken = {kind: list(seconds) for kind, seconds in own.items()}
     for number, c in enumerate(schedule.channels):
         src, dst = _ends(schedule, number)
-        cost = facts.messages.get(facts.stages[c.src].kind)
-        if cost is None or src == dst:
-            continue
-        for kind in _WRITER[c.kind]:
-            taken[kind][c.src] += cost.sending(c.nbytes)
-        for kind in _READER[c.kind]:
-            taken[kind][c.dst] += cost.receiving(c.nbytes)
+        for cost in _measured(facts, (src,)) if src != dst else ():
+            for kind in _WRITER[c.kind]:
+                taken[kind][c.src] += cost.sending(c.nbytes)
+        for cost in _measured(facts, (dst,)) if src != dst else ():
+            for kind in _READER[c.kind]:
+                taken[kind][c.dst] += cost.receiving(c.nbytes)
     step = tuple(taken.pop(_K.STEP))
     return replace(times, compute={kind: tuple(s) for kind, s in taken.items()}, step=step)
 
@@ -140,9 +140,8 @@ def _seconds(facts: Facts, schedule: Schedule, number: int, channel: Channel, tu
     src, dst = _ends(schedule, number, turn)
     if src == dst:
         return 0.0
-    cost = facts.messages.get(facts.stages[channel.src].kind)
-    if cost is not None:
-        return cost.on_the_way(channel.nbytes)
+    if found := _measured(facts, (src, dst)):
+        return max(cost.on_the_way(channel.nbytes) for cost in found)
     seconds = facts.stages[channel.src].sends.get(channel.name)
     return facts.cluster.link(src, dst).seconds(channel.nbytes) if seconds is None else seconds
 
@@ -210,9 +209,15 @@ def _homes(place: Placement, stages: Sequence[int]) -> Devices:
 
 
 def _all_reduce(facts: Facts, devices: Devices, nbytes: float) -> float:
-    """By what was measured between two devices of the first one's kind, else over their links."""
+    """By what was measured between two devices of each kind, else over their links."""
     if len(devices) < 2:
         return 0.0
-    measured = facts.messages.get(facts.cluster.devices[devices[0]].kind)
-    seconds = measured.all_reduce(nbytes, len(devices)) if measured else None
-    return facts.cluster.all_reduce(devices, nbytes) if seconds is None else seconds
+    found = [cost.all_reduce(nbytes, len(devices)) for cost in _measured(facts, devices)]
+    measured = [seconds for seconds in found if seconds is not None]
+    return max(measured) if measured else facts.cluster.all_reduce(devices, nbytes)
+
+
+def _measured(facts: Facts, devices: Devices) -> list[MessageCost]:
+    """What was measured of messages between devices of the kinds of these."""
+    kinds = {facts.cluster.devices[d].kind for d in devices}
+    return [facts.messages[kind] for kind in sorted(kinds) if kind in facts.messages]

@@ -99,3 +99,25 @@ def test_joint_steps_stand_behind_the_rows(schedule: str) -> None:
 def test_joint_steps_need_a_flush() -> None:
     with pytest.raises(ScheduleError, match="flush"):
         insert_steps(generate("pipedream", 2, 4), ((0, 1),))
+
+
+@pytest.mark.parametrize("listed", ["v100,h100", "h100,v100"])
+def test_messages_between_unlike_devices(listed: str) -> None:
+    """On the way as long as between two of the slower kind; each end takes its own processor."""
+    way = {"v100": MessageCost((0, 1), (9.0,) * 2, (1.0,) * 2, (2.0,) * 2),
+           "h100": MessageCost((0, 1), (5.0,) * 2, (0.5,) * 2, (0.25,) * 2)}  # fmt: skip
+    plan = timed("mlp", 2)
+    assert plan.costs
+    (stages,) = plan.costs.stages.values()
+    none = {kind: dict[str, float]() for kind in way}
+    costs = CostTable({}, none, dict.fromkeys(way, "given"), dict.fromkeys(way, stages), way)
+    plan = plan.replace(costs=costs, cluster=parse_cluster(listed))
+    timeline = plan_timeline(plan, order := scheduled(plan, "1f1b", 1))
+    actions = map(timeline.action, range(len(order)))
+    found = {str(a): (begin, end) for a, begin, end in actions}
+    (_, sent), (received, _) = found["0F0"], found["1F0"]
+    assert received - sent == max(9 - 1 - 2, 5 - 0.5 - 0.25)
+    ends = [way[kind] for kind in listed.split(",")]
+    took = {name: end - begin for name, (begin, end) in found.items()}
+    assert took["0F0"] == 1 + ends[0].send[0]
+    assert took["1F0"] == 2 + ends[1].receive[0]
