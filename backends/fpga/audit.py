@@ -1,23 +1,24 @@
 """Whether an emitted stage is what its ``stage.json`` says, to the last character.
 
 ``stage.json`` says all that the kernel is made of, so both are made anew from it: the record, every
-figure in it that follows from others, and the configurations, the kernel, and what stands around it
-in ``mover/`` and ``link/``. Headers are the library's own.
+figure in it that follows from others, and the configurations, the kernel, its headers, and what
+stands around it in ``mover/`` and ``link/``.
 """
 
 import json
-import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import zip_longest
 from pathlib import Path
 
-from pipec.backends.fpga.design import StageDesign
-from pipec.backends.fpga.emit import mover, share
-from pipec.backends.fpga.emit.headers import own_header
-from pipec.backends.fpga.emit.source import port_names, stage_top_cpp, stage_top_h, types_h
-from pipec.backends.fpga.emit.stage import table_names
+from msgspec import convert
+
+from pipec.backends.fpga.emit.link import Site
+from pipec.backends.fpga.emit.stage import table_names, texts_of
 from pipec.backends.fpga.stagejson import DAMAGE, design_of, read_record, stage_record
 from pipec.errors import BackendError, PipecError
+
+_CODE = ("src/", "mover/", "link/")
+"""Folders of what boards are made of."""
 
 
 def differences(stage: Path) -> Iterator[str]:
@@ -45,7 +46,17 @@ def differences(stage: Path) -> Iterator[str]:
     for name in table_names(design):
         if name not in held:
             yield f"stage.json: the table {name} is in no file"
-    for name, text in _code(stage, design).items():
+    yield from _texts(stage, texts_of(design, convert(record["site"], Site)))
+
+
+def _texts(stage: Path, texts: Mapping[str, str]) -> Iterator[str]:
+    """Of the code that boards are made of."""
+    made = {name: text for name, text in texts.items() if name.startswith(_CODE)}
+    files = (path for folder in _CODE for path in (stage / folder).rglob("*.*"))
+    for path in sorted(p for p in files if p.suffix in (".h", ".cpp")):
+        if path.relative_to(stage).as_posix() not in made:
+            yield f"{path.relative_to(stage)}: there is no such file in this stage"
+    for name, text in made.items():
         lines = zip_longest(_read(stage / name).splitlines(), text.splitlines())
         for number, (got, want) in enumerate(lines, 1):
             if got != want:
@@ -55,40 +66,6 @@ def differences(stage: Path) -> Iterator[str]:
 
 def _said(line: str | None) -> str:
     return "no line" if line is None else line.strip()
-
-
-def _code(stage: Path, design: StageDesign) -> dict[str, str]:
-    """File to what it must be."""
-    found = {
-        "src/types.h": types_h(design),
-        "src/stage_top.h": stage_top_h(design),
-        "src/stage_top.cpp": stage_top_cpp(design),
-    }
-    folders = (stage / name for name in ("src/engines", "mover", "link"))
-    for path in sorted(p for folder in folders for p in folder.glob("*")):
-        name = path.relative_to(stage).as_posix()
-        if path.suffix == ".h":
-            found[name] = _header(name)
-        elif path.suffix == ".cpp":
-            found[name] = _around(path, design)
-    return found
-
-
-def _header(name: str) -> str:
-    try:
-        return own_header(name.removeprefix("src/"))
-    except FileNotFoundError:
-        return "// this version has no such header"
-
-
-def _around(path: Path, design: StageDesign) -> str:
-    """The kernel of a file in ``mover/`` or ``link/``."""
-    names = port_names(design)
-    if path.parent.name == "mover":
-        (kernel,) = mover.movers(design, [path.stem], [""])
-        return mover.source(design, kernel) if path.stem in names else "// there is no such port"
-    led = [name for name in names if re.search(rf"\b{name}\b", _read(path))]
-    return share.source(design, share.shared(design, led, path.stem.removeprefix("link_")))
 
 
 def _read(path: Path) -> str:

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from pipec.backends.fpga.design import StageDesign
+from pipec.backends.fpga.emit.beside import GMEM
 from pipec.backends.fpga.emit.headers import filled, own_header
 from pipec.backends.fpga.emit.link import Around, Side, memory_port
-from pipec.backends.fpga.emit.mover import GMEM
 from pipec.backends.fpga.emit.source import accepted, arguments, facts, top_name
 from pipec.backends.fpga.emit.tables import pointers
 

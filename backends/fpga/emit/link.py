@@ -11,9 +11,8 @@ from typing import Any
 
 from pipec.backends.fpga.banks import banks_of
 from pipec.backends.fpga.design import StageDesign, Stream
+from pipec.backends.fpga.emit.beside import GMEM, Mover, Shared, movers, shared
 from pipec.backends.fpga.emit.headers import filled
-from pipec.backends.fpga.emit.mover import GMEM, Mover, movers
-from pipec.backends.fpga.emit.share import Shared, shared
 from pipec.backends.fpga.emit.source import facts, port_names, top_name
 from pipec.backends.fpga.emit.tables import pointers
 from pipec.backends.fpga.links import FLIT_BYTES, Frame, in_packets

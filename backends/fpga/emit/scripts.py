@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from pipec.backends.fpga.cpp import comment, identifier
+from pipec.backends.fpga.cpp import identifier
 from pipec.backends.fpga.csim.build import (
     BOUNDED,
     FLAGS,
@@ -13,13 +13,12 @@ from pipec.backends.fpga.csim.build import (
     TIMED,
 )
 from pipec.backends.fpga.design import StageDesign
+from pipec.backends.fpga.emit.beside import Beside, files_beside
 from pipec.backends.fpga.emit.block import block_design
 from pipec.backends.fpga.emit.headers import filled
 from pipec.backends.fpga.emit.host import host_files
 from pipec.backends.fpga.emit.link import Around, Site, around, link_cfg, link_udp_cfg, sides
-from pipec.backends.fpga.emit.mover import mover_files
-from pipec.backends.fpga.emit.share import Shared, link_files, period_ns, product_of
-from pipec.backends.fpga.emit.source import facts, top_name
+from pipec.backends.fpga.emit.source import facts
 from pipec.backends.fpga.emit.tables import off_chip, on_chip, pointers
 from pipec.backends.fpga.engines.base import Engine
 
@@ -61,18 +60,18 @@ def scripts(
     found = around(design, site)
     used = sides(design, found)
     muxes = [side.packets for side in used if platform or side.mux is not None]
+    beside = [*found.movers, *muxes]
     texts = _board(design, found, site)
     if design.floorplan.regions:
         texts[FLOORPLAN] = floorplan_xdc(design)
     if hosted:
         texts |= host_files(design, found, used, tolerance, own or {})
     return {
-        "Makefile": makefile(design, found, muxes, hosted=hosted),
+        "Makefile": makefile(design, beside, hosted=hosted),
         "hls_config.cfg": _of_vendor("hls_config.cfg", design, platform=platform),
         "run_hls.tcl": _of_vendor("run_hls.tcl", design, platform=platform),
         **texts,
-        **link_files(design, muxes, platform=platform),
-        **mover_files(design, found.movers),
+        **files_beside(design, beside, platform=platform),
         "README.md": readme(design, tolerance, site, shares=bool(muxes)),
     }
 
@@ -86,16 +85,15 @@ def _board(design: StageDesign, found: Around, site: Site) -> dict[str, str]:
     return {"link.cfg": link_cfg(design, found), "link_udp.cfg": link_udp_cfg(design, found)}
 
 
-def makefile(design: StageDesign, found: Around, packets: Sequence[Shared], *, hosted: bool) -> str:
+def makefile(design: StageDesign, beside: Sequence[Beside], *, hosted: bool) -> str:
     """``make csim`` with plain g++, ``make hls`` with the vendor's tool; of a hosted stage more.
 
     That is ``make xclbin`` and ``make host`` with the vendor's tools, ``make host-sim`` without.
     """
-    configs = ["hls_config.cfg", *(f"hls_move_{one.port}.cfg" for one in found.movers)]
-    configs += [f"hls_link_{one.way}.cfg" for one in packets]
     flags = {
         "flags": (*STANDARD, *FLAGS), "includes": INCLUDES, "sources": SOURCES, "timed": TIMED,
-        "bounded": BOUNDED, "sanitized": SANITIZED, "configs": configs,
+        "bounded": BOUNDED, "sanitized": SANITIZED,
+        "configs": ("hls_config.cfg", *(one.config for one in beside)),
     }  # fmt: skip
     words = {name: " ".join(value) for name, value in flags.items()}
     return filled("Makefile", stage=design.name, hosted=hosted, **words)
@@ -103,11 +101,7 @@ def makefile(design: StageDesign, found: Around, packets: Sequence[Shared], *, h
 
 def _of_vendor(name: str, design: StageDesign, *, platform: bool) -> str:
     """For ``v++ -c --mode hls``, or for tools before 2023.2, ``vitis_hls -f run_hls.tcl``."""
-    return filled(
-        name, stage=design.name, board=comment(design.device), part=design.part,
-        clock=period_ns(design), top=top_name(design), style=PIPELINE_STYLE,
-        **product_of(platform=platform),
-    )  # fmt: skip
+    return filled(name, **facts(design), platform=platform, style=PIPELINE_STYLE)
 
 
 def readme(design: StageDesign, tolerance: float, site: Site, *, shares: bool) -> str:

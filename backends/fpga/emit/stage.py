@@ -13,6 +13,7 @@ stage0_xcvu9p/
 ```
 """
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,7 +111,26 @@ def write_stage(
     Raises:
         BackendError: An engine or type has no C++, or the model has no weights.
     """
-    texts = {
+    site = site or Site()
+    for name, text in texts_of(design, site, tolerance, own).items():
+        path = directory / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    known = {**stage_record(design), "site": dataclasses.asdict(site), **(facts or {})}
+    write_record(known, directory)
+    write_tables(design, directory / "src/weights")
+    if golden is not None:
+        _write_golden(design, golden, directory / "tb/golden")
+
+
+def texts_of(
+    design: StageDesign,
+    site: Site,
+    tolerance: float = TOLERANCE,
+    own: Mapping[str, float] | None = None,
+) -> dict[str, str]:
+    """Every text of a stage but ``stage.json``, by the path of its file; as `write_stage`."""
+    return {
         "src/types.h": types_h(design),
         "src/stage_top.h": stage_top_h(design),
         "src/stage_top.cpp": stage_top_cpp(design),
@@ -118,16 +138,8 @@ def write_stage(
         **{f"tb/{name}": own_header(f"tb/{name}") for name in ("testbench.h", "port_files.h")},
         **{f"src/engines/{name}": own_header(f"engines/{name}") for name in headers(design)},
         **{f"csim/{name}": own_header(f"csim/{name}") for name in STAND_INS},
-        **scripts(design, tolerance, site or Site(), own),
+        **scripts(design, tolerance, site, own),
     }
-    for name, text in texts.items():
-        path = directory / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    write_record({**stage_record(design), **(facts or {})}, directory)
-    write_tables(design, directory / "src/weights")
-    if golden is not None:
-        _write_golden(design, golden, directory / "tb/golden")
 
 
 def table_names(design: StageDesign) -> list[str]:

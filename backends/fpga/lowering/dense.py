@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,29 +62,18 @@ def bias_of(b: Builder, bias: object, shape: tuple[int, ...]) -> Table | None:
     return Table(values, b.constants.sources(node))
 
 
-_TRANSPOSED = (
-    "aten.conv_transpose1d.default", "aten.conv_transpose2d.input", "aten.conv_transpose3d.input"
-)  # fmt: skip
-
-
-@lowers(
-    "aten.conv2d.default", "aten.conv1d.default", "aten.conv2d.padding", "aten.conv1d.padding",
-    "aten.convolution.default", *_TRANSPOSED,
-)  # fmt: skip
+@lowers("aten.convolution.default")
 def conv(b: Builder, node: fx.Node) -> Value:
-    """``conv(x, w, b, stride, padding, dilation[, transposed, output_padding], groups)``.
+    """``convolution(x, w, b, stride, padding, dilation, transposed, output_padding, groups)``.
 
     Of transposed ones what `written.gathered` leaves.
     """
-    general = str(node.target) == "aten.convolution.default"
-    if str(node.target) in _TRANSPOSED or (general and argument(node, 6, "transposed")):
+    stride, padding, dilation, transposed, _, groups = cast("Any", node.args[3:])
+    if transposed:
         raise UnsupportedError(
             "a transposed convolution over other than two axes, of a stride larger than its "
             "kernel, or with both stride and dilation"
         )
-    stride, padding = argument(node, 3, "stride", 1), argument(node, 4, "padding", 0)
-    dilation = argument(node, 5, "dilation", 1)
-    groups = cast("int", argument(node, 8 if general else 6, "groups", 1))
     weight = constant(b, node.args[1], "weight")
     dims = shape_of(weight)
     if len(dims) > 4:
@@ -96,11 +85,13 @@ def conv(b: Builder, node: fx.Node) -> Value:
     kernel = (*((1,) if len(dims) == 3 else ()), *dims[2:])
     out = shape_of(node)[-2:] if len(dims) == 4 else (1, shape_of(node)[-1])
     steps, spread = _pair(stride, dims, 1), _pair(dilation, dims, 1)
-    border = _padding(padding, dims, kernel, spread)
+    border = _pair(padding, dims, 0)
     window = window_of(maps, kernel, steps, spread, border, out)
-    bias = bias_of(b, argument(node, 2, "bias"), (groups, dims[0] // groups))
     if depthwise:
-        return _depthwise(b, node, maps, window, weight)
+        table = b.constants.table(weight, (maps.channels, window.taps), (0, 1))
+        bias = bias_of(b, node.args[2], (maps.channels,))
+        return _depthwise(b, node, maps, window, (table, bias)).reshape(shape_of(node))
+    bias = bias_of(b, node.args[2], (groups, dims[0] // groups))
     return _dense_conv(b, node, maps, window, (groups, weight, bias))
 
 
@@ -124,8 +115,8 @@ def _one_kernel(
         lambda: np.repeat(b.constants.value(weight).reshape(1, -1), maps.channels, 0),
         b.constants.sources(weight),
     )
-    bias = bias_of(b, argument(node, 2, "bias"), (maps.channels,))
-    found = _depthwise_layer(b, node, maps, window, (kernels, bias))
+    bias = bias_of(b, node.args[2], (maps.channels,))
+    found = _depthwise(b, node, maps, window, (kernels, bias))
     back = found.view.permute((1, 0, 2, 3))
     assert back is not None
     return dataclasses.replace(found, view=back)
@@ -134,17 +125,6 @@ def _one_kernel(
 def _pair(value: object, dims: tuple[int, ...], single: int) -> tuple[int, ...]:
     found = integers(value, len(dims) - 2)
     return (single, *found) if len(found) == 1 else found
-
-
-def _padding(
-    padding: object, dims: tuple[int, ...], kernel: tuple[int, ...], spread: tuple[int, ...]
-) -> tuple[int, ...]:
-    """Top and left padding; ``same`` puts the odd one at the end."""
-    if padding == "valid":
-        return (0, 0)
-    if padding == "same":
-        return tuple((k - 1) * d // 2 for k, d in zip(kernel, spread, strict=True))
-    return _pair(padding, dims, 0)
 
 
 def _dense_conv(
@@ -221,15 +201,7 @@ def paired(layer: Layer) -> Layer:
     ).with_tables(weight=weight.through(widened))
 
 
-def _depthwise(b: Builder, node: fx.Node, maps: Maps, window: Swg, weight: fx.Node) -> Value:
-    taps = window.kh * window.kw
-    table = b.constants.table(weight, (maps.channels, taps), (0, 1))
-    bias = bias_of(b, argument(node, 2, "bias"), (maps.channels,))
-    found = _depthwise_layer(b, node, maps, window, (table, bias))
-    return found.reshape(shape_of(node))
-
-
-def _depthwise_layer(
+def _depthwise(
     b: Builder, node: fx.Node, maps: Maps, window: Swg, found: tuple[Table, Table | None]
 ) -> Value:
     shape = (window.batch, maps.channels, window.oh, window.ow)

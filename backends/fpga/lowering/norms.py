@@ -27,9 +27,9 @@ from pipec.backends.fpga.lowering.view import indices
 from pipec.graph.ir import Graph, op_name
 
 
-@lowers("aten.batch_norm.default")
+@lowers("aten._native_batch_norm_legit_functional.default")
 def batch_norm(b: Builder, node: fx.Node) -> Value:
-    """In inference it is written as numbers for each channel (`written.batch_norm`)."""
+    """In inference it is `written.batch_norm`, on a board that trains `rules.batch_norm`."""
     raise UnsupportedError("batch normalisation in training mode", "export the model in eval mode")
 
 

@@ -33,14 +33,11 @@ from pipec.graph.ir import tensor
     "aten.reshape.default",
     "aten.view.default",
     "aten._unsafe_view.default",
-    "aten.flatten.using_ints",
-    "aten.unflatten.int",
     "aten.squeeze.default",
     "aten.squeeze.dim",
     "aten.squeeze.dims",
     "aten.unsqueeze.default",
     "aten.clone.default",
-    "aten.contiguous.default",
     "aten.alias.default",
     "aten.detach.default",
     "aten.lift_fresh_copy.default",
@@ -77,7 +74,7 @@ def _maps_stay(node: fx.Node) -> bool:
     return len(shape) >= 3 and shape[-2:] == before[-2:]
 
 
-@lowers("aten.dropout.default", "aten.native_dropout.default", "aten.feature_dropout.default")
+@lowers("aten.native_dropout.default")
 def dropout(b: Builder, node: fx.Node) -> Value:
     """Nothing at inference."""
     if argument(node, 2, "train"):
@@ -85,7 +82,7 @@ def dropout(b: Builder, node: fx.Node) -> Value:
     return b.value(node.args[0])
 
 
-@lowers("aten.permute.default", "aten.transpose.int", "aten.t.default", "aten.numpy_T.default")
+@lowers("aten.permute.default", "aten.transpose.int", "aten.t.default")
 def permuted(b: Builder, node: fx.Node) -> Value:
     """Another axis order: free unless the stream's axes are mixed."""
     value = b.value(node.args[0])

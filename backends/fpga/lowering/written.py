@@ -56,7 +56,7 @@ def gathered(graph: Graph, precision: str) -> Graph:
     if not any(_normalised(n) or _transposed(n) or op_name(n) in always for n in graph.calls):
         return graph
     rules: dict[str, Rule] = dict.fromkeys((*_MULTIPLY, *_DIVIDE), _norm_rule)
-    rules |= dict.fromkeys(_TRANSPOSED, _transposed_rule) | always
+    rules |= {_CONVOLUTION: _transposed_rule} | always
     return rewritten(graph, rules)
 
 
@@ -154,13 +154,9 @@ def _instance_norm(
 
 def batch_norm(
     emit: Emit, x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor,
-    *more: Any,
+    _momentum: float, eps: float,
 ) -> Any:  # fmt: skip
     """``x scale + shift`` in inference, with numbers for each channel in full precision."""
-    native = op_name(emit.old) != "aten.batch_norm.default"
-    training, eps = (False, more[1]) if native else (more[0], more[2])
-    if training:
-        return NotImplemented
     gamma, beta = (t if t is None else t.double() for t in (weight, bias))
     mean, var = mean.double(), var.double()
     scale = (var + eps).rsqrt()
@@ -168,8 +164,7 @@ def batch_norm(
     shift = -mean * scale if beta is None else beta - mean * scale
     per_channel = [-1, *[1] * (x.ndim - 2)]
     y = x * emit.reshaped(scale, *per_channel) + emit.reshaped(shift, *per_channel)
-    y = emit.named(y.to(x.dtype))
-    return (y, None, None) if native else y
+    return (emit.named(y.to(x.dtype)), None, None)
 
 
 _ATTENTION = "aten.scaled_dot_product_attention.default"
@@ -212,10 +207,7 @@ def _select(emit: Emit, x: Tensor, axis: int, index: int) -> Tensor:
     return emit.named(aten.slice.Tensor(x, axis, first, first + 1).squeeze(axis))
 
 
-_PARTS = (
-    "split.Tensor", "split_with_sizes.default", "chunk.default", "unsafe_chunk.default",
-    "tensor_split.sections", "tensor_split.indices", "unbind.int",
-)  # fmt: skip
+_PARTS = ("split.Tensor", "split_with_sizes.default", "unbind.int")
 
 
 def _prelu(emit: Emit, x: Tensor, weight: Tensor) -> Tensor:
@@ -277,7 +269,6 @@ def _weighted(emit: Emit, x: Tensor, axis: int, kernel: Tensor, taps: int) -> Te
 
 
 _ALWAYS: dict[str, Rule] = {
-    "aten.batch_norm.default": batch_norm,
     "aten._native_batch_norm_legit_no_training.default": batch_norm,
     **{f"aten.{op}": _parts for op in _PARTS},
     "aten.select.int": _select,
@@ -287,11 +278,7 @@ _ALWAYS: dict[str, Rule] = {
     "aten.select_backward.default": _select_backward,
     **{f"aten.upsample_{k}.{form}": _interpolated for k in _TAPS for form in ("default", "vec")},
 }
-_TRANSPOSED = (
-    "aten.conv_transpose1d.default",
-    "aten.conv_transpose2d.input",
-    "aten.convolution.default",
-)
+_CONVOLUTION = "aten.convolution.default"
 
 
 def _transposed(node: fx.Node) -> tuple[tuple[int, ...], ...] | None:
@@ -299,19 +286,14 @@ def _transposed(node: fx.Node) -> tuple[tuple[int, ...], ...] | None:
 
     Over one axis it is one over maps of a single row.
     """
-    if op_name(node) == "aten.convolution.default" and argument(node, 6, "transposed"):
-        places = ((3, "stride", 1), (4, "padding", 0), (5, "dilation", 1), (8, "groups", 1))
-    elif op_name(node) in _TRANSPOSED[:2]:
-        places = ((3, "stride", 1), (4, "padding", 0), (7, "dilation", 1), (6, "groups", 1))
-    else:
+    if op_name(node) != _CONVOLUTION or not node.args[6]:
         return None
     weight = node.args[1]
     assert isinstance(weight, fx.Node)
     kernel = shape_of(weight)[2:]
     if len(kernel) not in (1, 2) or len(shape_of(node)) != len(kernel) + 2:
         return None
-    *sizes, groups = (argument(node, *place) for place in places)
-    per_axis = [integers(value, len(kernel)) for value in sizes]
+    per_axis = [integers(value, len(kernel)) for value in node.args[3:6]]
     steps, padding, dilation = per_axis
     border = zip(dilation, kernel, padding, strict=True)
     plain = set(steps) == {1} and all(d * (k - 1) >= p for d, k, p in border)
@@ -319,7 +301,7 @@ def _transposed(node: fx.Node) -> tuple[tuple[int, ...], ...] | None:
     if not (plain or phased):
         return None
     row = ((1,), (0,), (1,)) if len(kernel) == 1 else ((), (), ())
-    return (*(a + b for a, b in zip(row, per_axis, strict=True)), integers(groups, 1))
+    return (*(a + b for a, b in zip(row, per_axis, strict=True)), integers(node.args[8], 1))
 
 
 def _transposed_rule(emit: Emit, x: Tensor, weight: Tensor, *more: Any) -> Any:
@@ -338,8 +320,8 @@ def _transposed_rule(emit: Emit, x: Tensor, weight: Tensor, *more: Any) -> Any:
     return emit.named(y.squeeze(2) if one_axis else y)
 
 
-WHOLE = ("conv_transpose", "scaled_dot_product_attention")
-"""Ops whose decomposition leads to nothing that an engine computes; better named in the error."""
+WHOLE = "scaled_dot_product_attention"
+"""An op whose decomposition leads to nothing that an engine computes; better named in the error."""
 
 
 @cache
@@ -350,7 +332,7 @@ def _table() -> dict[Any, Callable[..., Any]]:
 def _is_composite(node: fx.Node) -> bool:
     if not isinstance(node.target, OpOverload) or op_name(node) in HANDLERS:
         return False
-    return node.target in _table() and not any(word in op_name(node) for word in WHOLE)
+    return node.target in _table() and WHOLE not in op_name(node)
 
 
 def decomposed(graph: Graph, precision: str) -> Graph:

@@ -180,7 +180,7 @@ def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, 
 
 FREE = {
     "clock_mhz", "part", "precision", "interval", "latency", "node", "sources", "initial", "bits",
-    "bank", "slots", "period", "bytes_per_frame", "bytes_per_second", "word_bits",
+    "bank", "banks", "slots", "period", "bytes_per_frame", "bytes_per_second", "word_bits",
     "second", "result", "alpha", "beta", "eps", "k", "size", "rows_in", "taps", "operand", "value",
 }  # fmt: skip
 """Estimates, names of what is elsewhere, and what the first engine that has it does not use."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipec.backends.fpga.design import Port, StageDesign, Stream
-from pipec.backends.fpga.emit.share import link_files, shared
+from pipec.backends.fpga.emit.beside import files_beside, shared
 from pipec.backends.fpga.links import PACKET, WINDOW, Frame, link_cycles
 from pipec.backends.fpga.toolchain import compiler
 from pipec.cluster.cluster import Link
@@ -202,7 +202,7 @@ def program(
     texts = dict[str, str]()
     for design, way, prefix in ((sender, "tx", "out"), (receiver, "rx", "in")):
         kernel = shared(design, [f"{prefix}_{v}" for v in values], way)
-        texts |= link_files(design, [kernel], platform=True)
+        texts |= files_beside(design, [kernel], platform=True)
     for name, text in texts.items():
         path = folder / name
         path.parent.mkdir(exist_ok=True)
@@ -307,4 +307,4 @@ def test_a_packet_is_one_datagram() -> None:
     """A network layer takes payloads of up to 1,408 bytes."""
     assert (PACKET + 1) * 64 <= 1408
     sender, _ = ends({"x": (16, 8)})
-    assert link_files(sender, [], platform=True) == {}
+    assert files_beside(sender, [], platform=True) == {}
