@@ -16,7 +16,6 @@ from pipec.backends.fpga.engines.mvu import Mvu
 from pipec.backends.fpga.fifo import sized
 from pipec.backends.fpga.folding import design_at
 from pipec.backends.fpga.lowering.lower import lower
-from pipec.backends.fpga.stagejson import stage_record
 from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.driver import emit, make_plan
 from pipec.errors import BackendError
@@ -37,7 +36,6 @@ def written(name: str, directory: Path) -> Path:
     design = sized(design_at(network, 1_000, streamed=streamed))
     design = replace(design, ddr=ddr_ports(design))
     write_stage(design, directory, golden=None)
-    (directory / "stage.json").write_text(json.dumps(stage_record(design)))
     return directory
 
 
