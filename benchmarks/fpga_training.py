@@ -35,9 +35,8 @@ from benchmarks._imagenet import NETWORKS, training_graph
 from pipec.autodiff.differentiate import differentiate
 from pipec.backends.fpga.engines.base import Layer, busy_cycles
 from pipec.backends.fpga.folding import build
-from pipec.backends.fpga.memory import items_of
+from pipec.backends.fpga.memory import items_of, logic
 from pipec.backends.fpga.numbers import bits_of
-from pipec.backends.fpga.resources import logic
 from pipec.backends.fpga.search import Board
 from pipec.backends.fpga.training.kernels import networks_of
 from pipec.backends.fpga.training.phases import Phases, phases_of, saved_name

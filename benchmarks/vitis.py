@@ -30,8 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipec.backends.fpga.runs import Run
-from pipec.backends.fpga.simulator.native import simulate
-from pipec.backends.fpga.simulator.process import Process
+from pipec.backends.fpga.simulator.native import Process, simulate
 from pipec.errors import BackendError
 
 FILE = Path(__file__).resolve().parents[2] / "shared" / "data" / "vitis" / "dataflow.json.gz"

@@ -7,7 +7,7 @@ The rules that price an engine price every module:
 * An operator costs what `pipec.backends.fpga.arithmetic.step_cost` says, an integer multiply-add
   on a DSP slice one DSP; a loop has the control of an engine with as many additions on the fabric
   and stages as the report says, and updates each of its memories.
-* A memory takes what `pipec.backends.fpga.resources.stored` says of its width and depth, in the
+* A memory takes what `pipec.backends.fpga.memory.stored` says of its width and depth, in the
   kind that the report names; between processes of a dataflow region it is twice as deep.
 * A module has also what it calls, times the instances.
 
@@ -31,8 +31,7 @@ from pathlib import Path
 
 from pipec.backends.fpga.arithmetic import step_cost
 from pipec.backends.fpga.engines.parts import Memory, Resources
-from pipec.backends.fpga.memory import Item
-from pipec.backends.fpga.resources import fifo_logic, with_control
+from pipec.backends.fpga.memory import Item, fifo_logic, with_control
 
 FOLDER = Path(__file__).resolve().parents[2] / "shared" / "data" / "vitis"
 STEPS = {

@@ -16,8 +16,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from pipec.backends.fpga.int8 import kind_of
-from pipec.backends.fpga.numbers import bits_of, fixed_point
+from pipec.backends.fpga.numbers import bits_of, fixed_point, kind_of
 from pipec.cluster.presets import DSP_PER_MAC
 
 N = TypeVar("N", int, NDArray[np.int64])

@@ -14,8 +14,7 @@ from pipec.backends.fpga.boards import cycles_of_boards
 from pipec.backends.fpga.cost import FpgaCost
 from pipec.backends.fpga.cpp import cpp_type
 from pipec.backends.fpga.csim.chain import stream
-from pipec.backends.fpga.csim.run import CSimulation, load_stages
-from pipec.backends.fpga.csim.timed import check_timing
+from pipec.backends.fpga.csim.run import CSimulation, check_timing, load_stages
 from pipec.backends.fpga.cutting.joint import joint_cut
 from pipec.backends.fpga.cycles import cycles_of, engines_of
 from pipec.backends.fpga.designs import (

@@ -24,7 +24,7 @@ from pipec.backends.fpga.links import (
     sending_cycles,
 )
 from pipec.backends.fpga.runs import Loop, Run, Runs, cleaned
-from pipec.backends.fpga.simulator.process import Process
+from pipec.backends.fpga.simulator.native import Process
 from pipec.cluster.cluster import Link
 from pipec.compiler.cycles import StageCycles
 from pipec.errors import BackendError

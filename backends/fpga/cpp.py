@@ -2,12 +2,11 @@
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from pipec.backends.fpga.int8 import int8_format
-from pipec.backends.fpga.numbers import fixed_point
+from pipec.backends.fpga.numbers import fixed_point, int8_format
 from pipec.errors import BackendError
 
 _WORDS = """
@@ -107,32 +106,6 @@ def literal(value: float, dtype: str) -> str:
     with np.errstate(over="ignore"):
         single = np.float32(value)
     return f"{'-' if value > 0 else ''}least<float>()" if np.isinf(single) else f"{single!s}f"
-
-
-def struct(
-    name: str,
-    about: str,
-    element: str,
-    constants: Mapping[str, int],
-    functions: Mapping[str, Iterable[str]] | None = None,
-) -> str:
-    """A configuration struct of namespace ``cfg`` as C++.
-
-    Args:
-        name: Its name.
-        about: Comment above it.
-        element: C++ type ``T``.
-        constants: Integer (or bool) constants in order.
-        functions: Bodies of static member functions by signature.
-    """
-    lines = [f"// {comment(about)}", f"struct {name} {{", f"  using T = {element};"]
-    lines += [
-        f"  static constexpr {'bool' if isinstance(v, bool) else 'int'} {k} = {str(v).lower()};"
-        for k, v in constants.items()
-    ]
-    for signature, body in (functions or {}).items():
-        lines += [f"  static {signature} {{", *(f"    {line}" for line in body), "  }"]
-    return "\n".join([*lines, "};"])
 
 
 def digits(name: str, sizes: Sequence[int]) -> list[str]:

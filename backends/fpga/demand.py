@@ -26,9 +26,17 @@ from pipec.backends.fpga.engines.parts import Memory
 from pipec.backends.fpga.fifo import deepened
 from pipec.backends.fpga.folding import Built, built_at, design_at
 from pipec.backends.fpga.lowering.network import Network
-from pipec.backends.fpga.memory import KINDS, Item, fifo_item, fifos_logic, items_of, place
+from pipec.backends.fpga.memory import (
+    KINDS,
+    Item,
+    fifo_item,
+    fifos_logic,
+    items_of,
+    logic,
+    place,
+    too_much,
+)
 from pipec.backends.fpga.numbers import bits_of
-from pipec.backends.fpga.resources import logic, too_much
 
 Numbers = NDArray[np.float64]
 RESOURCES = ("dsp", "lut", "bram36", "uram", "ddr")

@@ -7,19 +7,19 @@ from typing import TypeVar
 
 from pipec.backends.fpga.banks import memory_ports
 from pipec.backends.fpga.cutting.joint import METHOD
+from pipec.backends.fpga.cycles import shrunk
 from pipec.backends.fpga.demand import Shortage
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.fifo import joined
-from pipec.backends.fpga.int8 import Int8
 from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.lowering.network import Network
 from pipec.backends.fpga.lowering.types import OwnTypes, named_types, own_type
 from pipec.backends.fpga.memory import Item
+from pipec.backends.fpga.numbers import Int8
 from pipec.backends.fpga.quantise.formats import formats_of, observed
 from pipec.backends.fpga.quantise.layers import quantised
 from pipec.backends.fpga.quantise.samples import calibration_samples
 from pipec.backends.fpga.search import Board, Search, deep_fifos, laid_out
-from pipec.backends.fpga.shrink import shrunk
 from pipec.cluster.cluster import Link
 from pipec.cluster.device import Device
 from pipec.errors import BackendError, PlanError

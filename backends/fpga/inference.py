@@ -23,8 +23,7 @@ from pipec.backends.fpga.emit.stage import (
     stage_directory,
     write_stage,
 )
-from pipec.backends.fpga.int8 import int8_format
-from pipec.backends.fpga.numbers import cut, held
+from pipec.backends.fpga.numbers import cut, held, int8_format
 from pipec.backends.fpga.quantise.bound import Bound, tolerance_of
 from pipec.backends.fpga.quantise.samples import held_out, keep
 from pipec.backends.fpga.stagejson import Json, read_record, write_record

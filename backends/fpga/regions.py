@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from pipec.backends.fpga.banks import BEAT_BITS, banks_of
 from pipec.backends.fpga.design import Floorplan, StageDesign
 from pipec.backends.fpga.engines.parts import Resources
-from pipec.backends.fpga.resources import too_much
+from pipec.backends.fpga.memory import too_much
 from pipec.cluster.device import FpgaResources
 
 SLACK = 0.10

@@ -9,7 +9,7 @@ vis     = t + D of the writer's firing;   free = t + 1 of the reader's firing
 a stream of depth N has N + D slots (tokens in flight own theirs); the first firing is at 0
 ```
 
-This is a free-running pipeline; of rigid ones see `simulator.process.Style`.
+This is a free-running pipeline; of rigid ones see `simulator.native.simulate`.
 
 ``delta`` is the initiation interval times the firings without input or output in between. The
 cycles of a table, ``sum(count * delta)``, are the engine's busy cycles per frame.

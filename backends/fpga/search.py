@@ -18,9 +18,16 @@ from pipec.backends.fpga.engines.parts import Memory, Resources
 from pipec.backends.fpga.fifo import deepened, timed
 from pipec.backends.fpga.lowering.network import Network
 from pipec.backends.fpga.lowering.types import OwnTypes
-from pipec.backends.fpga.memory import Item, fifo_item, fifos_logic, placed
+from pipec.backends.fpga.memory import (
+    DDR_SHELL,
+    LINK_SHELL,
+    LUT_MEMORY_LIMIT,
+    Item,
+    fifo_item,
+    fifos_logic,
+    placed,
+)
 from pipec.backends.fpga.regions import floorplan
-from pipec.backends.fpga.resources import DDR_SHELL, LINK_SHELL, LUT_MEMORY_LIMIT
 from pipec.cluster.device import Device, FpgaResources, ram_bits
 from pipec.errors import BackendError
 

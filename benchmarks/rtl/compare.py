@@ -12,8 +12,7 @@ from benchmarks.rtl.tile import Tile
 from pipec.backends.fpga.engines.base import nest_table
 from pipec.backends.fpga.engines.swg import Swg
 from pipec.backends.fpga.runs import Loop, Run, Runs
-from pipec.backends.fpga.simulator.native import simulate
-from pipec.backends.fpga.simulator.process import Process, Trace
+from pipec.backends.fpga.simulator.native import Process, Trace, simulate
 from pipec.backends.fpga.stagejson import SCHEMA
 from pipec.errors import BackendError
 from tests.fpga.design import rigid

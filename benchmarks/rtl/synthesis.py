@@ -19,7 +19,7 @@ import click
 from benchmarks.rtl.cases import cases
 from benchmarks.rtl.generate import Json, library, stage_verilog
 from benchmarks.rtl.tile import Tile
-from pipec.backends.fpga.resources import logic
+from pipec.backends.fpga.memory import logic
 from pipec.backends.fpga.stagejson import design_of
 
 NAMES = ("mac07", "mac13", "window16", "norm02")

@@ -20,8 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipec.backends.fpga.runs import Loop, Run, Runs
-from pipec.backends.fpga.simulator.native import simulate
-from pipec.backends.fpga.simulator.process import Process, Trace
+from pipec.backends.fpga.simulator.native import Process, Trace, simulate
 
 RESULTS = 2
 """Buffers of results."""

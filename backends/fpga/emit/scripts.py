@@ -14,10 +14,17 @@ from pipec.backends.fpga.csim.build import (
 )
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.emit.beside import Beside, files_beside
-from pipec.backends.fpga.emit.block import block_design
 from pipec.backends.fpga.emit.headers import filled
 from pipec.backends.fpga.emit.host import host_files
-from pipec.backends.fpga.emit.link import Around, Site, around, link_cfg, link_udp_cfg, sides
+from pipec.backends.fpga.emit.link import (
+    Around,
+    Site,
+    around,
+    block_design,
+    link_cfg,
+    link_udp_cfg,
+    sides,
+)
 from pipec.backends.fpga.emit.source import facts
 from pipec.backends.fpga.emit.tables import off_chip, on_chip, pointers
 from pipec.backends.fpga.engines.base import Engine

@@ -34,7 +34,7 @@ from pipec.backends.fpga.engines.parts import (
 from pipec.backends.fpga.engines.steps import MapStep
 from pipec.backends.fpga.engines.tiles import ceil_div, lanes_for
 from pipec.backends.fpga.engines.window import Window
-from pipec.backends.fpga.int8 import kind_of
+from pipec.backends.fpga.numbers import kind_of
 from pipec.backends.fpga.runs import Run, Runs, cleaned, cycles
 
 Tables = Callable[[Table], Tensor]

@@ -37,8 +37,7 @@ from pipec.backends.fpga.engines.steps import (
     results,
 )
 from pipec.backends.fpga.engines.tiles import ceil_div
-from pipec.backends.fpga.int8 import Int8, int8_format, kind_of, multipliers
-from pipec.backends.fpga.numbers import fixed_point
+from pipec.backends.fpga.numbers import Int8, fixed_point, int8_format, kind_of, multipliers
 
 
 @dataclass(frozen=True)

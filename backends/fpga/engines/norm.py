@@ -29,8 +29,7 @@ from pipec.backends.fpga.engines.base import Engine, Folded, Layer, Nest, Tables
 from pipec.backends.fpga.engines.integer import real_type
 from pipec.backends.fpga.engines.parts import in_tokens, weight
 from pipec.backends.fpga.engines.tiles import ceil_div, lanes_for
-from pipec.backends.fpga.int8 import kind_of
-from pipec.backends.fpga.numbers import bits_of, fixed_point
+from pipec.backends.fpga.numbers import bits_of, fixed_point, kind_of
 from pipec.backends.fpga.runs import Loop, Run, Runs
 
 HAND_OVER = 2

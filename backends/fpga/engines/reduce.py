@@ -18,8 +18,7 @@ from pipec.backends.fpga.engines.integer import limits, multiplier, rescaling
 from pipec.backends.fpga.engines.parts import Weight, weight
 from pipec.backends.fpga.engines.swg import convolved, padded, window_factors
 from pipec.backends.fpga.engines.tiles import ceil_div, lanes_for
-from pipec.backends.fpga.int8 import int8_format, kind_of
-from pipec.backends.fpga.numbers import fixed_point
+from pipec.backends.fpga.numbers import fixed_point, int8_format, kind_of
 from pipec.backends.fpga.runs import Loop, Run, Runs
 
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from pipec.backends.fpga.engines.parts import UNCLAMPED, Table
-from pipec.backends.fpga.int8 import HIGHEST, LOWEST, Int8
+from pipec.backends.fpga.numbers import HIGHEST, LOWEST, Int8
 
 
 class Mode(StrEnum):

@@ -8,11 +8,9 @@ from typing import cast
 from torch import fx
 
 from pipec.backends.fpga.engines.base import Layer
-from pipec.backends.fpga.int8 import Int8
 from pipec.backends.fpga.lowering import (  # noqa: F401  (each registers its handlers)
     dense,
     elementwise,
-    formats,
     gathering,
     norms,
     pooling,
@@ -31,9 +29,10 @@ from pipec.backends.fpga.lowering.network import (
     UnsupportedError,
     Value,
 )
-from pipec.backends.fpga.lowering.types import OwnTypes, typed
+from pipec.backends.fpga.lowering.types import OwnTypes, named_formats, typed
 from pipec.backends.fpga.lowering.view import standard_order
 from pipec.backends.fpga.lowering.written import decomposed
+from pipec.backends.fpga.numbers import Int8
 from pipec.errors import BackendError
 from pipec.graph.ir import Graph, InputKind, op_name, origin, tensor, tensors
 from pipec.graph.quantised import QUANTISED
@@ -127,7 +126,7 @@ def _walk(b: Builder) -> list[str]:
     lost: set[fx.Node] = set()
     composites = norms.find(b.graph) | selecting.find(b.graph)
     if b.precision == "int8":
-        composites |= formats.find(b.graph)
+        composites |= named_formats(b.graph)
     covered = {inner for one in composites.values() for inner in one.inner}
     for node in b.graph.calls:
         if node in b.constants:

@@ -15,9 +15,9 @@ from pipec.backends.fpga.engines.map import Map
 from pipec.backends.fpga.engines.parts import Table
 from pipec.backends.fpga.engines.perm import Perm
 from pipec.backends.fpga.engines.steps import MapStep
-from pipec.backends.fpga.int8 import Int8
 from pipec.backends.fpga.lowering.constants import Constants
 from pipec.backends.fpga.lowering.view import View, permutation, standard_order
+from pipec.backends.fpga.numbers import Int8
 from pipec.graph.ir import Graph, origin, tensors
 
 DTYPES = {torch.int64: "int32", torch.int32: "int32", torch.bool: "int32"}

@@ -14,7 +14,6 @@ from pipec.backends.fpga.engines.steps import MapStep
 from pipec.backends.fpga.lowering.constants import shape_of
 from pipec.backends.fpga.lowering.dense import constant
 from pipec.backends.fpga.lowering.elementwise import broadcast
-from pipec.backends.fpga.lowering.formats import format_after, rounded
 from pipec.backends.fpga.lowering.maps import around
 from pipec.backends.fpga.lowering.network import (
     Builder,
@@ -25,6 +24,7 @@ from pipec.backends.fpga.lowering.network import (
     lowers,
     row_channels,
 )
+from pipec.backends.fpga.lowering.types import format_after, rounded
 from pipec.backends.fpga.lowering.view import View, merged, standard_order, strides_of
 from pipec.graph.ir import tensor
 

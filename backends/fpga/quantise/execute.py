@@ -16,9 +16,8 @@ from pipec.backends.fpga.engines.base import Layer
 from pipec.backends.fpga.engines.mvu import Mvu
 from pipec.backends.fpga.engines.parts import UNCLAMPED, Array, Table
 from pipec.backends.fpga.engines.vvu import Vvu
-from pipec.backends.fpga.int8 import Int8, int8_format, unpacked
 from pipec.backends.fpga.lowering.network import Network
-from pipec.backends.fpga.numbers import decoded, encoded
+from pipec.backends.fpga.numbers import Int8, decoded, encoded, int8_format, unpacked
 
 Hook = Callable[[int, str, Layer | None, Tensor], Tensor]
 """Stage, edge, the layer that writes it (None for an input of the model), its value; what the

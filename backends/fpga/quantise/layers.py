@@ -5,7 +5,7 @@ For ``y = sum of w x + b`` with raw numbers q, scales s and zero points z::
     raw y = z_y + (sum of q_w q_x + bias) * s_w s_x / s_y,   bias = b / (s_w s_x) - z_x sum of q_w
 
 Weights are symmetric with a scale per output channel, sums are exact in 32 bits, the ratio of
-scales is a 17-bit integer and a shift (`pipec.backends.fpga.int8.multipliers`).
+scales is a 17-bit integer and a shift (`pipec.backends.fpga.numbers.multipliers`).
 """
 
 import dataclasses
@@ -26,8 +26,8 @@ from pipec.backends.fpga.engines.parts import Array, Narrowing, Table
 from pipec.backends.fpga.engines.reduce import Reduce
 from pipec.backends.fpga.engines.steps import Mode, affine_steps, clamp_of, mode_of
 from pipec.backends.fpga.engines.vvu import Vvu
-from pipec.backends.fpga.int8 import HIGHEST, LOWEST, Int8, int8_format, multipliers, packed
 from pipec.backends.fpga.lowering.network import Network
+from pipec.backends.fpga.numbers import HIGHEST, LOWEST, Int8, int8_format, multipliers, packed
 from pipec.backends.fpga.quantise.formats import HIDDEN
 from pipec.errors import BackendError
 

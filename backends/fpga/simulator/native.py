@@ -8,7 +8,8 @@ the deadlock that is reported.
 """
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 from itertools import accumulate, chain, pairwise
@@ -16,18 +17,169 @@ from pathlib import Path
 
 import numpy as np
 
-from pipec.backends.fpga.runs import Run, Runs
-from pipec.backends.fpga.simulator.process import (
-    Flow,
-    Links,
-    Process,
-    Trace,
-    Wait,
-    deadlock,
-    links,
-)
+from pipec.backends.fpga.runs import Run, Runs, tokens
 from pipec.backends.fpga.toolchain import compile_cpp, ran, workspace
 from pipec.errors import BackendError
+
+
+@dataclass(frozen=True)
+class Process:
+    """One process of a network, as a simulator sees it.
+
+    Attributes:
+        name: For messages.
+        table: Run table of one frame.
+        inputs: Stream names by read port; ``outputs`` by write port.
+        depth: Pipeline depth D.
+        free: Whether it moves on by itself where others are rigid, as a link does.
+    """
+
+    name: str
+    table: Runs
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    depth: int = 1
+    free: bool = False
+
+
+@dataclass(frozen=True)
+class Flow:
+    """What one stream saw.
+
+    Attributes:
+        tokens: Tokens written.
+        empty: Cycles that its reader waited for tokens; ``full`` its writer for slots.
+        last_empty: The same in the last frame alone; ``last_full`` likewise.
+        digest: Of the cycles at which its tokens became visible: FNV-1a over whole 64-bit words.
+    """
+
+    tokens: int
+    empty: int
+    full: int
+    last_empty: int
+    last_full: int
+    digest: int
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What a simulation found.
+
+    Attributes:
+        ends: Per frame the cycle at which its last output token is visible: the maximum over the
+            processes that write to no other (over all if there is none such).
+        flows: By stream name, all frames.
+        steady: Whether every later frame repeats the last one, exactly ``interval`` later: the
+            times of the last firing of every process, of the last pops of every stream (as many as
+            it has slots), and of its last tokens (as many as it held at reset) have moved on by
+            the same number of cycles from the frame before, and the future of this max-plus system
+            depends on nothing else.
+        handshakes: Stream name to the cycles at which its tokens become visible, if recorded.
+    """
+
+    ends: tuple[int, ...]
+    flows: Mapping[str, Flow]
+    steady: bool = False
+    handshakes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+    @property
+    def interval(self) -> int:
+        """Cycles between the last two frames (all cycles if there was one)."""
+        return self.ends[-1] - (self.ends[-2] if len(self.ends) > 1 else 0)
+
+    @property
+    def latency(self) -> int:
+        """Cycles from the first firing to the end of the first frame."""
+        return self.ends[0]
+
+
+@dataclass(frozen=True)
+class Wait:
+    """A process that cannot go on: which stream it waits for, and whether that is empty or full."""
+
+    process: str
+    stream: str
+    empty: bool
+
+
+@dataclass(frozen=True)
+class Links:
+    """Who writes and who reads the streams inside a network.
+
+    Attributes:
+        slots: Slots (K = N + D, or N behind a rigid pipeline) of each inner stream, those with
+            both a writer and a reader.
+        initial: Tokens that each of them holds at reset.
+        writer: Name of the process that writes a stream; ``reader`` that reads it.
+    """
+
+    slots: Mapping[str, int]
+    initial: Mapping[str, int]
+    writer: Mapping[str, str]
+    reader: Mapping[str, str]
+
+
+def in_flight(process: Process, *, rigid: bool) -> int:
+    """Slots that tokens in its pipeline own, in each stream that it writes."""
+    return 0 if rigid and not process.free else process.depth
+
+
+def links(
+    processes: Iterable[Process],
+    depths: Mapping[str, int],
+    initial: Mapping[str, int] | None = None,
+    *,
+    rigid: bool = False,
+) -> Links:
+    """The inner streams of a network.
+
+    Args:
+        processes: Any order; every stream has one writer and one reader among them, or none on
+            one side (a source that is always ready, a sink that always takes).
+        depths: Declared FIFO depth N per stream.
+        initial: Tokens that a stream holds at reset (a feedback loop needs some); 0 where absent.
+        rigid: Whether pipelines are rigid, but for those that are free.
+    """
+    writers = {s: p for p in processes for s in p.outputs}
+    readers = {s: p for p in processes for s in p.inputs}
+    inner = [s for s in writers if s in readers]
+    return Links(
+        {s: depths[s] + in_flight(writers[s], rigid=rigid) for s in inner},
+        {s: (initial or {}).get(s, 0) for s in inner},
+        {s: writers[s].name for s in inner},
+        {s: readers[s].name for s in inner},
+    )
+
+
+def written(process: Process) -> dict[str, int]:
+    """Tokens per frame that a process writes, by stream."""
+    return {s: tokens(process.table, k, written=True) for k, s in enumerate(process.outputs)}
+
+
+def deadlock(waits: list[Wait], net: Links) -> BackendError:
+    """The error that names the cycle of waits, found by following them from any of them."""
+    by_name = {w.process: w for w in waits}
+    wait, path = waits[0], list[Wait]()
+    while wait not in path:
+        path.append(wait)
+        other = net.writer[wait.stream] if wait.empty else net.reader[wait.stream]
+        if other not in by_name:
+            return BackendError(
+                "a stream's writer and reader move unlike numbers of tokens per frame",
+                where=wait.stream,
+                got=f"{wait.process} waits, {other} is done",
+            )
+        wait = by_name[other]
+    closed = path[path.index(wait) :]
+    return BackendError(
+        "the dataflow deadlocks",
+        got="".join(
+            f"\n    {w.process} waits: {w.stream} is {'empty' if w.empty else 'full'}"
+            for w in closed
+        ),
+        hint="deepen a stream that is full",
+    )
+
 
 _OUTSIDE = -1
 """Number of a stream that nobody inside writes, or reads: it is always ready."""

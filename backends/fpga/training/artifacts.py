@@ -10,6 +10,11 @@ stage0_xcvu9p/
 The test bench of ``backward`` reads the gradients that torch computes for a seeded microbatch.
 Running statistics of batch normalisations are inputs and outputs of ``forward``; ``state/`` holds
 their first values, and those of the parameters as they lie in memory (``update/state/w.bin``).
+
+``connections.cfg`` is for ``v++ --link``, ``connections.tcl`` a block design of all kernels where
+the board has no Vitis platform; names are those of `pipec.backends.fpga.emit.link`. Streams that
+cross to another board are named, and left to the user: values go down the pipeline and gradients up
+it, over one pair of links.
 """
 
 import dataclasses
@@ -23,8 +28,19 @@ import torch
 from msgspec import to_builtins
 
 from pipec.backends.fpga import audit
+from pipec.backends.fpga.cpp import identifier
+from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.designs import device_of
-from pipec.backends.fpga.emit.link import Site
+from pipec.backends.fpga.emit.link import (
+    Around,
+    Site,
+    around,
+    board_design,
+    connectivity,
+    instance,
+    pin,
+)
+from pipec.backends.fpga.emit.source import port_names, top_name
 from pipec.backends.fpga.emit.stage import (
     Golden,
     golden_chain,
@@ -34,7 +50,6 @@ from pipec.backends.fpga.emit.stage import (
     write_tables,
 )
 from pipec.backends.fpga.stagejson import Json
-from pipec.backends.fpga.training.connections import connections, ways
 from pipec.backends.fpga.training.phases import gradient_name
 from pipec.backends.fpga.training.stage import TrainedStage, trained_stages
 from pipec.backends.fpga.training.update import ROW, Sgd, put, rated
@@ -44,6 +59,78 @@ from pipec.errors import BackendError
 from pipec.graph.ir import Graph, OutputKind
 from pipec.plan.model import Plan
 from pipec.schedule.in_flight import in_flight
+
+CONNECTIONS = "connections"
+CROSSING = ("value", "gradient")
+"""Kinds of inputs and outputs that come from other stages, or go there."""
+
+_WAY = (("forward", "out"), ("saved", "in"), ("saved", "out"), ("backward", "in"))
+"""Kernels and sides that a value on chip comes through."""
+
+
+def ways(stage: TrainedStage) -> dict[str, dict[tuple[str, str], str]]:
+    """Value on chip to its port at every side: of ``forward``, ``saved`` twice, ``backward``."""
+    designs, found = stage.designs, dict[str, dict[tuple[str, str], str]]()
+    values = {p.value for p in designs["saved"].outputs} if "saved" in designs else set()
+    for kernel, way in _WAY if values else ():
+        for name, port in port_names(designs[kernel]).items():
+            if port.value in values and name.startswith(f"{way}_"):
+                found.setdefault(port.value, {})[kernel, way] = name
+    return found
+
+
+def connections(
+    stage: TrainedStage, designs: Mapping[str, StageDesign], fabric: FpgaResources | None
+) -> tuple[str, str]:
+    """Name and text of the file that joins the kernels of a board.
+
+    Args:
+        stage: Of the plan.
+        designs: Its kernels by folder.
+        fabric: Of the board; without it, memory is one DDR port and there is no platform.
+    """
+    pairs = [
+        ((a, ends[a]), (b, ends[b]))
+        for ends in ways(stage).values()
+        for a, b in ((_WAY[0], _WAY[1]), (_WAY[2], _WAY[3]))
+    ]
+    taken = {(kernel, port) for pair in pairs for (kernel, _), port in pair}
+    tops = {folder: top_name(design) for folder, design in designs.items()}
+    kernels = {
+        folder: (design, _around(stage, design, fabric, {p for k, p in taken if k == folder}))
+        for folder, design in designs.items()
+    }
+    if fabric is not None and fabric.has_platform:
+        ends = [[pin(tops[kernel], port) for (kernel, _), port in pair] for pair in pairs]
+        elsewhere = [
+            pin(tops[folder], port)
+            for folder, (_, found) in kernels.items()
+            for port in (*found.receives, *found.sends)
+        ]
+        text = connectivity(list(kernels.values()), {}, joints=ends, elsewhere=elsewhere)
+        return f"{CONNECTIONS}.cfg", text
+    cells = {instance(tops[f]): (design, _outside(found)) for f, (design, found) in kernels.items()}
+    ends = [[f"{instance(tops[kernel])}/{port}" for (kernel, _), port in pair] for pair in pairs]
+    folders = [f"{folder}/build_hls" for folder in designs]
+    name = identifier(stage.kernels.F.name.removesuffix("_forward"))
+    return f"{CONNECTIONS}.tcl", board_design(name, cells, folders, joints=ends)
+
+
+def _around(
+    stage: TrainedStage, design: StageDesign, fabric: FpgaResources | None, inside: set[str]
+) -> Around:
+    """What a kernel is connected to, but for the ports that another one of its board feeds."""
+    graphs = (stage.phases.F, stage.phases.B)
+    arriving = {i.name for graph in graphs for i in graph.inputs if i.kind in CROSSING}
+    leaving = {o.name for graph in graphs for o in graph.outputs if o.kind in CROSSING}
+    found = around(design, Site.on(fabric, crossing=sorted(arriving | leaving)))
+    return dataclasses.replace(found, host=tuple(p for p in found.host if p not in inside))
+
+
+def _outside(found: Around) -> Around:
+    """The same with what crosses to other boards left to the user, like what the host feeds."""
+    return dataclasses.replace(found, host=(*found.receives, *found.sends, *found.host))
+
 
 KERNELS = ("forward", "backward", "update", "saved")
 """Folders of kernels; the last two only where something is trained, or waits on chip."""

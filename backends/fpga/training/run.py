@@ -29,8 +29,7 @@ from pipec.backends.fpga.csim.run import CSimulation, load_stages
 from pipec.backends.fpga.numbers import file_type
 from pipec.backends.fpga.toolchain import workspace
 from pipec.backends.fpga.training.artifacts import KERNELS, RECORD
-from pipec.backends.fpga.training.dropout import Mask
-from pipec.backends.fpga.training.phases import gradient_name, saved_name
+from pipec.backends.fpga.training.phases import Mask, gradient_name, saved_name
 from pipec.backends.fpga.training.update import ROW, Slice, put
 from pipec.backends.fpga.wire import Wire, from_tokens
 from pipec.compiler.verify_training import add

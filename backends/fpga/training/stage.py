@@ -18,10 +18,15 @@ from pipec.backends.fpga.lowering.network import Network
 from pipec.backends.fpga.memory import items_of, placed
 from pipec.backends.fpga.search import Board, on
 from pipec.backends.fpga.timing import stage_timing
-from pipec.backends.fpga.training.kernels import Kernels, kernels_on, networks_of, without
+from pipec.backends.fpga.training.kernels import (
+    Kernels,
+    in_flight,
+    kernels_on,
+    networks_of,
+    without,
+)
 from pipec.backends.fpga.training.movers import SUMS, with_movers
 from pipec.backends.fpga.training.phases import Phases, gradient_name, phases_of
-from pipec.backends.fpga.training.saved import in_flight
 from pipec.backends.fpga.training.update import ROW, UPDATED, Slice, layout, update_kernel
 from pipec.cluster.device import Device
 from pipec.errors import BackendError, PlanError

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from benchmarks.rtl.style import Style
 from pipec.backends.fpga.runs import Run
-from pipec.backends.fpga.simulator.process import Process
+from pipec.backends.fpga.simulator.native import Process
 from tests.fpga.design.plain import flat
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 
 from pipec.backends.fpga.runs import Loop, Run, Runs
-from pipec.backends.fpga.simulator.process import (
+from pipec.backends.fpga.simulator.native import (
     Flow,
     Process,
     Trace,

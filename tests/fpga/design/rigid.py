@@ -25,7 +25,7 @@ from itertools import pairwise
 
 from benchmarks.rtl.style import Style
 from pipec.backends.fpga.runs import Run
-from pipec.backends.fpga.simulator.process import (
+from pipec.backends.fpga.simulator.native import (
     Process,
     Trace,
     Wait,

@@ -2,8 +2,7 @@
 
 from pipec.backends.fpga.cycles import network_of
 from pipec.backends.fpga.design import StageDesign
-from pipec.backends.fpga.simulator.native import simulate
-from pipec.backends.fpga.simulator.process import Trace
+from pipec.backends.fpga.simulator.native import Trace, simulate
 
 
 def simulate_stage(

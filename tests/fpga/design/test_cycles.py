@@ -22,8 +22,7 @@ from pipec.backends.fpga.fifo import sized
 from pipec.backends.fpga.folding import design_at
 from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.runs import Loop, Run, cycles, tokens
-from pipec.backends.fpga.simulator.native import simulate
-from pipec.backends.fpga.simulator.process import Process
+from pipec.backends.fpga.simulator.native import Process, simulate
 from pipec.errors import BackendError
 from tests.fpga.design.models import MODELS, graph_of, made
 from tests.fpga.design.naive import naive

@@ -10,7 +10,7 @@ from pipec.backends.fpga.engines.reduce import Reduce
 from pipec.backends.fpga.engines.swg import Swg
 from pipec.backends.fpga.engines.tiles import ceil_div
 from pipec.backends.fpga.runs import Loop, Run, cycles
-from pipec.backends.fpga.simulator.process import Process
+from pipec.backends.fpga.simulator.native import Process
 
 CONVS = [  # input size, channels in and out, PE, SIMD, whether a 2x2 maximum follows
     (32, 3, 64, 16, 3, False), (30, 64, 64, 32, 32, True), (14, 64, 128, 16, 32, False),

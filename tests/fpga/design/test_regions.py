@@ -16,8 +16,8 @@ from pipec.backends.fpga.engines.base import Engine
 from pipec.backends.fpga.engines.map import Map
 from pipec.backends.fpga.engines.parts import Resources
 from pipec.backends.fpga.lowering.lower import lower
+from pipec.backends.fpga.memory import DDR_SHELL, LINK_SHELL
 from pipec.backends.fpga.regions import HANDSHAKE_WIRES, SLACK, floorplan
-from pipec.backends.fpga.resources import DDR_SHELL, LINK_SHELL
 from pipec.backends.fpga.search import Board, Search
 from pipec.backends.fpga.stagejson import stage_record
 from pipec.backends.fpga.timing import stage_timing

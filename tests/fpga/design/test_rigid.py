@@ -13,7 +13,7 @@ from pipec.backends.fpga.folding import design_at
 from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.runs import Run
 from pipec.backends.fpga.simulator import native
-from pipec.backends.fpga.simulator.process import Process
+from pipec.backends.fpga.simulator.native import Process
 from pipec.errors import BackendError
 from tests.fpga.design import plain, rigid
 from tests.fpga.design.models import MODELS, graph_of, made

@@ -4,12 +4,11 @@ import dataclasses
 
 import pytest
 
-from pipec.backends.fpga.cycles import network_of, steady_state
+from pipec.backends.fpga.cycles import FREE_DEPTH, network_of, shrunk, steady_state
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.fifo import sized
 from pipec.backends.fpga.folding import design_at
 from pipec.backends.fpga.lowering.lower import lower
-from pipec.backends.fpga.shrink import FREE_DEPTH, shrunk
 from pipec.errors import BackendError
 from tests.fpga.design.models import graph_of, made
 

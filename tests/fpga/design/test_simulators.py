@@ -14,7 +14,7 @@ from pipec.backends.fpga.folding import design_at
 from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.runs import Loop, Run, Runs
 from pipec.backends.fpga.simulator import native
-from pipec.backends.fpga.simulator.process import Process, Trace
+from pipec.backends.fpga.simulator.native import Process, Trace
 from pipec.errors import BackendError
 from tests.fpga.design import plain, rigid
 from tests.fpga.design.models import graph_of, made

@@ -8,7 +8,7 @@ import pytest
 from benchmarks.vitis import FILE, Json, simulated
 from benchmarks.vitis_resources import FOLDER, Reports, rows_of
 from pipec.backends.fpga.arithmetic import arithmetic, steps_cost
-from pipec.backends.fpga.resources import bram36, fifo_logic, uram, with_control
+from pipec.backends.fpga.memory import bram36, fifo_logic, uram, with_control
 
 SMALL = 3_000
 

@@ -19,7 +19,7 @@ from pipec.backends.fpga.engines.norm import Norm
 from pipec.backends.fpga.engines.reduce import Reduce
 from pipec.backends.fpga.engines.route import Const
 from pipec.backends.fpga.engines.vvu import Vvu
-from pipec.backends.fpga.int8 import Int8, int8_format
+from pipec.backends.fpga.numbers import Int8, int8_format
 from tests.fpga.design.numeric import Array, run, table
 
 

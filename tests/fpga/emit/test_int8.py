@@ -27,8 +27,8 @@ from pipec.backends.fpga.engines.norm import Norm
 from pipec.backends.fpga.engines.route import Concat
 from pipec.backends.fpga.fifo import sized
 from pipec.backends.fpga.folding import design_at
-from pipec.backends.fpga.int8 import Int8, covering, int8_format, multipliers
 from pipec.backends.fpga.lowering.lower import lower
+from pipec.backends.fpga.numbers import Int8, covering, int8_format, multipliers
 from pipec.backends.fpga.quantise.formats import formats_of, observed
 from pipec.backends.fpga.quantise.layers import quantised, weight_scale
 from pipec.cluster.cluster import parse_cluster

@@ -7,8 +7,7 @@ import pytest
 
 from pipec.backends.fpga.banks import ddr_ports, with_banks
 from pipec.backends.fpga.design import Port, StageDesign, Stream
-from pipec.backends.fpga.emit.block import block_design
-from pipec.backends.fpga.emit.link import Around, Site, around, link_cfg, link_udp_cfg
+from pipec.backends.fpga.emit.link import Around, Site, around, block_design, link_cfg, link_udp_cfg
 from pipec.backends.fpga.emit.scripts import scripts
 from pipec.backends.fpga.emit.source import port_names
 from pipec.backends.fpga.emit.tables import pointers

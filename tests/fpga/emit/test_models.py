@@ -11,7 +11,7 @@ import pytest
 
 from pipec.backends.fpga.banks import ddr_ports
 from pipec.backends.fpga.csim.build import BOUNDED, build
-from pipec.backends.fpga.csim.timed import compared, handshakes
+from pipec.backends.fpga.csim.run import compared, handshakes
 from pipec.backends.fpga.design import StageDesign, Stream
 from pipec.backends.fpga.emit.stage import Golden, write_stage
 from pipec.backends.fpga.engines.mvu import Mvu

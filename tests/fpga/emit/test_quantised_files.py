@@ -16,8 +16,8 @@ from pipec.backends.fpga.backend import FpgaBackend
 from pipec.backends.fpga.designs import designs_of
 from pipec.backends.fpga.engines.map import Map
 from pipec.backends.fpga.engines.route import Concat
-from pipec.backends.fpga.int8 import int8_format
 from pipec.backends.fpga.lowering.lower import lower
+from pipec.backends.fpga.numbers import int8_format
 from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.driver import emit, make_plan
 from pipec.frontends.base import LoadOptions

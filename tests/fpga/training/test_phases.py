@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pipec.autodiff.differentiate import differentiate
-from pipec.backends.fpga.csim.timed import check_timing
+from pipec.backends.fpga.csim.run import check_timing
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.emit.stage import Golden, write_stage
 from pipec.backends.fpga.engines.matmul import Matmul

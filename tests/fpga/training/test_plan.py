@@ -15,23 +15,21 @@ from torch import Tensor
 from pipec.autodiff.differentiate import differentiate
 from pipec.backends.fpga import audit
 from pipec.backends.fpga.backend import FpgaBackend
-from pipec.backends.fpga.csim.run import load_stages
-from pipec.backends.fpga.csim.timed import check_timing
+from pipec.backends.fpga.csim.run import check_timing, load_stages
 from pipec.backends.fpga.design import Stream
 from pipec.backends.fpga.designs import device_of
 from pipec.backends.fpga.engines.base import busy_cycles
 from pipec.backends.fpga.engines.mover import Accumulate, Mover
 from pipec.backends.fpga.engines.parts import Memory, Resources
-from pipec.backends.fpga.resources import uram
+from pipec.backends.fpga.memory import uram
 from pipec.backends.fpga.search import Board
 from pipec.backends.fpga.stagejson import read_record
 from pipec.backends.fpga.training import kernels
 from pipec.backends.fpga.training.artifacts import reload_tables, training_record
 from pipec.backends.fpga.training.compare import compare_emitted
-from pipec.backends.fpga.training.kernels import kernels_on, networks_of
+from pipec.backends.fpga.training.kernels import in_flight, kernels_on, networks_of, placed_features
 from pipec.backends.fpga.training.phases import phases_of
 from pipec.backends.fpga.training.run import EmittedPipeline, TrainedRunner, read_training
-from pipec.backends.fpga.training.saved import in_flight, placed_features
 from pipec.backends.fpga.training.stage import trained_stages, training_designs
 from pipec.backends.fpga.training.update import Sgd, update_kernel
 from pipec.cluster.cluster import parse_cluster

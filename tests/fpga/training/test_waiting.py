@@ -8,7 +8,7 @@ import torch
 
 from pipec.backends.fpga import search as on_board
 from pipec.backends.fpga.banks import blocks_of
-from pipec.backends.fpga.csim.timed import check_timing
+from pipec.backends.fpga.csim.run import check_timing
 from pipec.backends.fpga.demand import Demand, Shortage
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.engines.base import busy_cycles
