@@ -14,7 +14,6 @@ from collections.abc import Iterator, Sequence
 
 from pipec.backends.fpga.cycles import Simulated, measured, network_of
 from pipec.backends.fpga.design import StageDesign
-from pipec.backends.fpga.emit.source import port_names
 from pipec.backends.fpga.links import (
     PACKET,
     WINDOW,
@@ -25,6 +24,7 @@ from pipec.backends.fpga.links import (
 )
 from pipec.backends.fpga.runs import Loop, Run, Runs, cleaned
 from pipec.backends.fpga.simulator.native import Process
+from pipec.backends.fpga.wire import ports_of
 from pipec.cluster.cluster import Link
 from pipec.compiler.cycles import StageCycles
 from pipec.errors import BackendError
@@ -88,10 +88,10 @@ def _led(
     here: StageDesign, there: StageDesign, link: Link, k: int
 ) -> Iterator[tuple[Simulated, tuple[tuple[str, str], tuple[str, str]]]]:
     """What leads each value from stage k to the next, and the ports that its ends join."""
-    wanted = {p.value: name for name, p in port_names(there).items() if name.startswith("in_")}
-    leaving = {p.value: name for name, p in port_names(here).items() if name.startswith("out_")}
-    streams = {p.value: here.streams[p.stream] for p in here.outputs if p.value in wanted}
-    shared, clock = {v: Frame.of(s) for v, s in streams.items()}, here.clock_mhz * 1e6
+    wanted = {p.port.value: p.name for p in ports_of(there).values() if p.is_input}
+    sent = [p for p in ports_of(here).values() if not p.is_input and p.port.value in wanted]
+    leaving, clock = {p.port.value: p.name for p in sent}, here.clock_mhz * 1e6
+    shared = {p.port.value: Frame.of(p.stream) for p in sent}
     cycles, flight = sending_cycles([*shared.values()], link, clock), flight_cycles(link, clock)
     packets = in_packets([*shared.values()])
     for value, frame in shared.items():

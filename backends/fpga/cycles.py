@@ -20,7 +20,6 @@ from functools import partial
 from typing import Any
 
 from pipec.backends.fpga.design import StageDesign
-from pipec.backends.fpga.emit.source import port_names
 from pipec.backends.fpga.engines.base import run_table
 from pipec.backends.fpga.fifo import busiest
 from pipec.backends.fpga.runs import Run, cycles
@@ -32,6 +31,7 @@ from pipec.backends.fpga.simulator.native import (
     simulate,
     written,
 )
+from pipec.backends.fpga.wire import ports_of
 from pipec.compiler.cycles import EngineCycles, StageCycles
 from pipec.errors import BackendError
 
@@ -99,9 +99,10 @@ def network_of(design: StageDesign) -> Simulated:
         Processes, the declared FIFO depth of every stream, and the tokens that it holds at reset.
     """
     found = [Process(e.name, run_table(e), e.inputs, e.outputs, e.depth) for e in design.engines]
-    for name, port in port_names(design).items():
-        ends = ((name,), (port.stream,)) if name.startswith("in_") else ((port.stream,), (name,))
-        found.append(Process(name, (Run(design.streams[port.stream].tokens, 1, 1, 1),), *ends))
+    for p in ports_of(design).values():
+        outside, inside = (p.name,), (p.port.stream,)
+        ends = (outside, inside) if p.is_input else (inside, outside)
+        found.append(Process(p.name, (Run(p.stream.tokens, 1, 1, 1),), *ends))
     streams = design.streams.items()
     return found, {n: s.depth for n, s in streams}, {n: s.initial for n, s in streams}
 

@@ -10,12 +10,12 @@ from msgspec import convert
 from numpy.typing import NDArray
 
 from pipec.backends.fpga.design import DdrPort, Floorplan, StageDesign, Stream
-from pipec.backends.fpga.emit.source import port_names
 from pipec.backends.fpga.engines.base import Engine, Nest, busy_cycles, run_table
 from pipec.backends.fpga.engines.parts import Resources, Weight
 from pipec.backends.fpga.engines.swg import Swg
 from pipec.backends.fpga.fifo import busiest
 from pipec.backends.fpga.runs import Run, Runs
+from pipec.backends.fpga.wire import ports_of
 from pipec.errors import BackendError
 from pipec.files import read_data
 
@@ -131,7 +131,7 @@ _MADE: dict[tuple[type, str], Callable[[Any], object]] = {
     (StageDesign, "bottleneck"): lambda design: dict(
         zip(("engine", "cycles"), reversed(busiest(design)), strict=True)
     ),
-    (StageDesign, "ports"): lambda d: {name: port.stream for name, port in port_names(d).items()},
+    (StageDesign, "ports"): lambda d: {n: p.port.stream for n, p in ports_of(d).items()},
     (StageDesign, "fifos"): lambda d: list(d.streams.values()),
     (Floorplan, "slr"): _regions,
     (Engine, "busy_cycles"): busy_cycles,

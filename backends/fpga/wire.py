@@ -2,71 +2,23 @@
 
 import dataclasses
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
+from pipec.backends.fpga.cpp import cpp_type, identifier
 from pipec.backends.fpga.design import Port, StageDesign, Stream
-from pipec.backends.fpga.emit.source import port_names
 from pipec.backends.fpga.emit.tables import pointers
 from pipec.backends.fpga.engines.mover import Accumulate
-from pipec.backends.fpga.numbers import decoded, encoded
+from pipec.backends.fpga.numbers import decoded, encoded, file_type
 from pipec.errors import BackendError
 
-
-def to_tokens(tensor: torch.Tensor, port: Port, stream: Stream) -> NDArray[np.generic]:
-    """The tokens of one frame.
-
-    Args:
-        tensor: The value, of the port's shape.
-        port: The stage input or output.
-        stream: Its stream.
-
-    Returns:
-        Array of the stream's element type, shape [rows, tokens per row * lanes].
-
-    Raises:
-        BackendError: The tensor has another shape.
-    """
-    if tuple(tensor.shape) != port.shape:
-        raise BackendError(
-            "a value has another shape than the stage was built for",
-            where=port.value,
-            got=tuple(tensor.shape),
-            want=port.shape,
-        )
-    rows = tensor.detach().permute(port.order).reshape(stream.rows, stream.channels)
-    padding = stream.tokens_per_row * stream.lanes - stream.channels
-    known = rows.float() if rows.dtype == torch.bfloat16 else rows  # which numpy lacks
-    found = np.pad(known.cpu().numpy(), ((0, 0), (0, padding)))
-    return np.ascontiguousarray(encoded(found, stream.dtype))
-
-
-def from_tokens(tokens: NDArray[np.generic], port: Port, stream: Stream) -> torch.Tensor:
-    """The value that one frame of tokens carries, in the dtype of the model.
-
-    Args:
-        tokens: The frame's elements in stream order.
-        port: The stage input or output.
-        stream: Its stream.
-    """
-    values = decoded(tokens, stream.dtype)
-    want = stream.rows * stream.tokens_per_row * stream.lanes
-    if values.size != want:
-        raise BackendError(
-            "a stream has another length than its port says",
-            where=port.value,
-            got=f"{values.size} elements",
-            want=want,
-        )
-    rows = values.reshape(stream.rows, stream.tokens_per_row * stream.lanes)
-    dense = torch.from_numpy(np.ascontiguousarray(rows[:, : stream.channels]))
-    on_wire = dense.reshape([port.shape[axis] for axis in port.order])
-    back = [port.order.index(axis) for axis in range(len(port.shape))]
-    dtype = getattr(torch, port.dtype)
-    assert isinstance(dtype, torch.dtype)
-    return on_wire.permute(back).contiguous().to(dtype)
+_LONGEST = 80
+"""Characters of a port's name: files of data are called by it."""
 
 
 @dataclass(frozen=True)
@@ -74,31 +26,114 @@ class Wire:
     """One value that a stage reads or writes, on a port or in memory.
 
     Attributes:
-        file: Name of the data file.
+        name: Of its C++ argument.
         is_input: Whether the stage reads it.
         port: What is on it.
         stream: In which tokens.
         in_memory: Whether it lies in memory that kernels share: a ring of frames, or a sum.
     """
 
-    file: str
+    name: str
     is_input: bool
     port: Port
     stream: Stream
     in_memory: bool = False
 
+    @property
+    def file(self) -> str:
+        """Name of the data file."""
+        return f"{self.name}.bin"
+
+    @property
+    def kind(self) -> str:
+        """Element type and lanes, as template arguments."""
+        return stream_type(self.stream)
+
+    def held(self, folder: Path) -> NDArray[Any]:
+        """The elements in its data file, of any number of frames."""
+        return np.fromfile(folder / self.file, dtype=file_type(self.stream.dtype))
+
+    def tokens(self, tensor: Tensor) -> NDArray[np.generic]:
+        """The tokens of one frame.
+
+        Args:
+            tensor: The value, of the port's shape.
+
+        Returns:
+            Array of the stream's element type, shape [rows, tokens per row * lanes].
+
+        Raises:
+            BackendError: The tensor has another shape.
+        """
+        port, stream = self.port, self.stream
+        if tuple(tensor.shape) != port.shape:
+            raise BackendError(
+                "a value has another shape than the stage was built for",
+                where=port.value,
+                got=tuple(tensor.shape),
+                want=port.shape,
+            )
+        rows = tensor.detach().permute(port.order).reshape(stream.rows, stream.channels)
+        padding = stream.tokens_per_row * stream.lanes - stream.channels
+        known = rows.float() if rows.dtype == torch.bfloat16 else rows  # which numpy lacks
+        found = np.pad(known.cpu().numpy(), ((0, 0), (0, padding)))
+        return np.ascontiguousarray(encoded(found, stream.dtype))
+
+    def tensor(self, tokens: NDArray[np.generic]) -> Tensor:
+        """The value that one frame of tokens carries, in the dtype of the model.
+
+        Args:
+            tokens: The frame's elements in stream order.
+
+        Raises:
+            BackendError: These are more or fewer than a frame has.
+        """
+        port, stream = self.port, self.stream
+        values = decoded(tokens, stream.dtype)
+        if values.size != stream.tokens * stream.lanes:
+            raise BackendError(
+                "a stream has another length than its port says",
+                where=port.value,
+                got=f"{values.size} elements",
+                want=stream.tokens * stream.lanes,
+            )
+        rows = values.reshape(stream.rows, stream.tokens_per_row * stream.lanes)
+        dense = torch.from_numpy(np.ascontiguousarray(rows[:, : stream.channels]))
+        on_wire = dense.reshape([port.shape[axis] for axis in port.order])
+        back = [port.order.index(axis) for axis in range(len(port.shape))]
+        dtype = getattr(torch, port.dtype)
+        assert isinstance(dtype, torch.dtype)
+        return on_wire.permute(back).contiguous().to(dtype)
+
+
+def stream_type(stream: Stream) -> str:
+    """Element type and lanes of a stream as template arguments."""
+    return f"{cpp_type(stream.dtype)}, {stream.lanes}"
+
+
+def ports_of(design: StageDesign) -> dict[str, Wire]:
+    """Every stage port by its C++ name, inputs first.
+
+    An input that nothing reads has no stream and no port.
+    """
+    found: dict[str, Wire] = {}
+    taken = {identifier(name) for name in design.streams}
+    for prefix, ports in (("in", design.inputs), ("out", design.outputs)):
+        for k, port in enumerate(p for p in ports if p.stream):
+            name = identifier(f"{prefix}_{port.value[:_LONGEST]}")
+            name = f"{name}_{k}" if name in taken | set(found) else name
+            found[name] = Wire(name, prefix == "in", port, design.streams[port.stream])
+    return found
+
 
 def wires_of(design: StageDesign) -> tuple[Wire, ...]:
     """What a stage reads and writes: ports, inputs first, then what moves through memory."""
-    found = [
-        Wire(f"{name}.bin", name.startswith("in_"), port, design.streams[port.stream])
-        for name, port in port_names(design).items()
-    ]
+    found = [*ports_of(design).values()]
     for p in pointers(design):
         if p.port is None or p.port.carries is None or not p.crosses:
             continue
         stream = design.streams[p.port.carries.stream]
         if isinstance(p.mover, Accumulate):
             stream = dataclasses.replace(stream, dtype="float32")
-        found.append(Wire(f"{p.name}.bin", not p.writes, p.port.carries, stream, in_memory=True))
+        found.append(Wire(p.name, not p.writes, p.port.carries, stream, in_memory=True))
     return tuple(found)

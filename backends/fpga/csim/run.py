@@ -19,11 +19,10 @@ from numpy.typing import NDArray
 from pipec.backends.fpga.cpp import identifier
 from pipec.backends.fpga.csim.build import TIMED, build
 from pipec.backends.fpga.cycles import network_of
-from pipec.backends.fpga.numbers import file_type
 from pipec.backends.fpga.simulator.native import Trace, simulate
 from pipec.backends.fpga.stagejson import read_design
 from pipec.backends.fpga.toolchain import ran
-from pipec.backends.fpga.wire import Wire, from_tokens, to_tokens, wires_of
+from pipec.backends.fpga.wire import Wire, wires_of
 from pipec.compiler.cycles import TimedCheck
 from pipec.errors import BackendError
 
@@ -121,12 +120,11 @@ class CSimulation:
                 got=", ".join(values),
                 want=wire.port.value,
             )
-        return to_tokens(values[wire.port.value], wire.port, wire.stream)
+        return wire.tokens(values[wire.port.value])
 
     def read(self, data: Path, wire: Wire, frames: int = 1) -> list[torch.Tensor]:
         """The frames of an output's data file."""
-        tokens = np.fromfile(data / wire.file, dtype=file_type(wire.stream.dtype))
-        return [from_tokens(t, wire.port, wire.stream) for t in np.split(tokens, frames)]
+        return [wire.tensor(t) for t in np.split(wire.held(data), frames)]
 
 
 def failed(stage: Path, code: int, said: str, when: str = "") -> BackendError:

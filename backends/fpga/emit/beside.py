@@ -14,10 +14,10 @@ from typing import ClassVar
 from pipec.backends.fpga.cpp import cpp_type, identifier
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.emit.headers import filled, own_header
-from pipec.backends.fpga.emit.source import port_names
 from pipec.backends.fpga.emit.tables import BEAT_BYTES, BURST
 from pipec.backends.fpga.engines.tiles import ceil_div
 from pipec.backends.fpga.links import PACKET, WINDOW, Frame
+from pipec.backends.fpga.wire import ports_of
 
 GMEM = "gmem"
 """Bundle of a mover's memory pointer."""
@@ -89,7 +89,7 @@ class Mover(Beside):
 
     def text(self, design: StageDesign) -> str:
         """Its C++, beside that stage."""
-        stream = design.streams[port_names(design)[self.port].stream]
+        stream = ports_of(design)[self.port].stream
         return filled(
             "mover.cpp",
             stage=design.name,
@@ -139,14 +139,14 @@ class Shared(Beside):
 
     def text(self, design: StageDesign) -> str:
         """Its C++, beside that stage."""
-        ports, sends = port_names(design), self.way == "tx"
-        frames = [Frame.of(design.streams[ports[p].stream]) for p in self.ports]
+        known, sends = ports_of(design), self.way == "tx"
+        ports = [known[name] for name in self.ports]
         return filled(
             "link.cpp",
             stage=design.name,
             kernel=self,
-            values=[ports[p].value for p in self.ports],
-            frames=frames,
+            values=[p.port.value for p in ports],
+            frames=[Frame.of(p.stream) for p in ports],
             depth=PACKET * (2 if sends else WINDOW),  # two packets ahead of the link, or a window
             window=WINDOW,
         )
@@ -172,8 +172,8 @@ def movers(design: StageDesign, ports: Sequence[str], banks: Sequence[str]) -> t
 
 def shared(design: StageDesign, ports: Sequence[str], way: str) -> Shared:
     """The kernel for one side of a stage."""
-    values = port_names(design)
-    order = sorted(ports, key=lambda p: (values[p].value, p))
+    known = ports_of(design)
+    order = sorted(ports, key=lambda p: (known[p].port.value, p))
     return Shared(identifier(f"{design.name}_link_{way}"), way, tuple(order))
 
 

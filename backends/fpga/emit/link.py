@@ -14,9 +14,10 @@ from pipec.backends.fpga.cpp import comment
 from pipec.backends.fpga.design import StageDesign, Stream
 from pipec.backends.fpga.emit.beside import GMEM, Mover, Shared, movers, shared
 from pipec.backends.fpga.emit.headers import filled
-from pipec.backends.fpga.emit.source import facts, port_names, top_name
+from pipec.backends.fpga.emit.source import facts, top_name
 from pipec.backends.fpga.emit.tables import pointers
 from pipec.backends.fpga.links import AURORA_BYTES, FLIT_BYTES, Frame, in_packets
+from pipec.backends.fpga.wire import ports_of
 from pipec.cluster.device import FpgaResources
 
 
@@ -131,8 +132,8 @@ def around(design: StageDesign, site: Site) -> Around:
     """The connections of a stage; with a host program a mover for each stream that it plays."""
     first = site.banks[0]
     found = {p.bundle: (p.port.bank if p.port else "") or first for p in pointers(design)}
-    ports = port_names(design)
-    links = [name for name, port in ports.items() if port.value in set(site.crossing)]
+    ports = ports_of(design)
+    links = [name for name, p in ports.items() if p.port.value in set(site.crossing)]
     host = tuple(n for n in ports if n not in links)
     return Around(
         found,
@@ -147,10 +148,9 @@ def sides(design: StageDesign, found: Around) -> list[Side]:
     """The sides of a stage that values cross: the board before, then the one behind."""
     each = ((0, "rx", found.receives), (1, "tx", found.sends))
     kernels = [(cage, shared(design, ports, way)) for cage, way, ports in each if ports]
-    values = port_names(design)
+    known = ports_of(design)
     return [
-        Side(cage, one.way, one, tuple(design.streams[values[p].stream] for p in one.ports))
-        for cage, one in kernels
+        Side(cage, one.way, one, tuple(known[p].stream for p in one.ports)) for cage, one in kernels
     ]
 
 

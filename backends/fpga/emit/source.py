@@ -7,40 +7,15 @@ from functools import partial
 from typing import Any
 
 from pipec.backends.fpga.cpp import comment, cpp_type, identifier
-from pipec.backends.fpga.design import Port, StageDesign, Stream
+from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.emit.headers import filled, own_header
 from pipec.backends.fpga.emit.tables import BURST, on_chip, pointers, table_name
 from pipec.backends.fpga.engines.base import Engine
+from pipec.backends.fpga.wire import Wire, ports_of, stream_type
 from pipec.errors import BackendError
 
 _INCLUDED = re.compile(r'^#include "(?!hls_|ap_)(\w+\.h)"', re.MULTILINE)
 """Names of headers that a header includes, the vendor's left out."""
-_LONGEST = 80
-"""Characters of a port's name: files of data are called by it."""
-
-
-@dataclass(frozen=True)
-class StagePort:
-    """A port as texts name it.
-
-    Attributes:
-        name: Its C++ name.
-        port: What is on it; ``stream`` in which tokens.
-    """
-
-    name: str
-    port: Port
-    stream: Stream
-
-    @property
-    def is_input(self) -> bool:
-        """Whether the stage reads it."""
-        return self.name.startswith("in_")
-
-    @property
-    def kind(self) -> str:
-        """Element type and lanes, as template arguments."""
-        return stream_type(self.stream)
 
 
 def headers(design: StageDesign) -> list[str]:
@@ -57,31 +32,9 @@ def top_name(design: StageDesign) -> str:
     return identifier(f"{design.name}_top")
 
 
-def port_names(design: StageDesign) -> dict[str, Port]:
-    """C++ name of every stage port, inputs first; also the names of its data files.
-
-    An input that nothing reads has no stream and no port.
-    """
-    found: dict[str, Port] = {}
-    taken = {identifier(name) for name in design.streams}
-    for prefix, ports in (("in", design.inputs), ("out", design.outputs)):
-        for k, port in enumerate(p for p in ports if p.stream):
-            name = identifier(f"{prefix}_{port.value[:_LONGEST]}")
-            found[f"{name}_{k}" if name in taken | set(found) else name] = port
-    return found
-
-
-def stream_type(stream: Stream) -> str:
-    """Element type and lanes of a stream as template arguments."""
-    return f"{cpp_type(stream.dtype)}, {stream.lanes}"
-
-
 def arguments(design: StageDesign) -> list[tuple[str, str]]:
     """Type and name of every argument of the top function: ports, memories, scalars."""
-    found = [
-        (f"engine::axis_stream<{stream_type(design.streams[port.stream])}> &", name)
-        for name, port in port_names(design).items()
-    ]
+    found = [(f"engine::axis_stream<{p.kind}> &", p.name) for p in ports_of(design).values()]
     found += [(f"{'' if p.writes else 'const '}{p.word} *", p.name) for p in pointers(design)]
     found += [("int ", name) for name in numbering(design)]
     return [*found, ("int ", "frames"), ("int ", "load_tables")]
@@ -94,7 +47,7 @@ def numbering(design: StageDesign) -> tuple[str, ...]:
 
 def facts(design: StageDesign) -> dict[str, Any]:
     """What every text of a stage may say: of the stage, its board, its ports and its memory."""
-    ports = [StagePort(n, p, design.streams[p.stream]) for n, p in port_names(design).items()]
+    ports = [*ports_of(design).values()]
     return {
         "design": design,
         "stage": design.name,
@@ -172,7 +125,7 @@ def types_h(design: StageDesign) -> str:
     return filled("types.h", **known, headers=headers(design), structs=structs)
 
 
-def _port_struct(p: StagePort) -> Struct:
+def _port_struct(p: Wire) -> Struct:
     order = ",".join(map(str, p.port.order))
     about = f"{p.port.value}: {p.port.dtype}{list(p.port.shape)}, axes in the order {order}"
     constants = {"LANES": p.stream.lanes, "TOKENS": p.stream.tokens, "II": 1, "DEPTH": 1}
@@ -236,7 +189,7 @@ def _call(design: StageDesign) -> list[str]:
     return [known.get(name, name) for _, name in arguments(design)]
 
 
-def accepted(own: Mapping[str, float], port: StagePort) -> str:
+def accepted(own: Mapping[str, float], port: Wire) -> str:
     """The tolerance of an output in C++, which is less where it has one of its own."""
     value = port.port.value
     return f"std::fmin(TOLERANCE, {own[value]!r})" if value in own else "TOLERANCE"

@@ -35,7 +35,7 @@ from pipec.backends.fpga.emit.source import (
 from pipec.backends.fpga.emit.tables import off_chip, on_chip, stored, table_name
 from pipec.backends.fpga.quantise.samples import random_frames
 from pipec.backends.fpga.stagejson import Json, stage_record, write_record
-from pipec.backends.fpga.wire import to_tokens, wires_of
+from pipec.backends.fpga.wire import wires_of
 from pipec.compiler.sizes import run_graph
 from pipec.graph.ir import Graph
 
@@ -161,4 +161,4 @@ def _write_golden(design: StageDesign, golden: Golden, directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     for wire in wires_of(design):
         values = golden.inputs if wire.is_input else golden.outputs
-        to_tokens(values[wire.port.value], wire.port, wire.stream).tofile(directory / wire.file)
+        wire.tokens(values[wire.port.value]).tofile(directory / wire.file)

@@ -40,7 +40,7 @@ from pipec.backends.fpga.emit.link import (
     instance,
     pin,
 )
-from pipec.backends.fpga.emit.source import port_names, top_name
+from pipec.backends.fpga.emit.source import top_name
 from pipec.backends.fpga.emit.stage import (
     Golden,
     golden_chain,
@@ -53,7 +53,7 @@ from pipec.backends.fpga.stagejson import Json
 from pipec.backends.fpga.training.phases import gradient_name
 from pipec.backends.fpga.training.stage import TrainedStage, trained_stages
 from pipec.backends.fpga.training.update import ROW, Sgd, put, rated
-from pipec.backends.fpga.wire import to_tokens, wires_of
+from pipec.backends.fpga.wire import ports_of, wires_of
 from pipec.cluster.device import FpgaResources
 from pipec.errors import BackendError
 from pipec.graph.ir import Graph, OutputKind
@@ -73,9 +73,9 @@ def ways(stage: TrainedStage) -> dict[str, dict[tuple[str, str], str]]:
     designs, found = stage.designs, dict[str, dict[tuple[str, str], str]]()
     values = {p.value for p in designs["saved"].outputs} if "saved" in designs else set()
     for kernel, way in _WAY if values else ():
-        for name, port in port_names(designs[kernel]).items():
-            if port.value in values and name.startswith(f"{way}_"):
-                found.setdefault(port.value, {})[kernel, way] = name
+        for p in ports_of(designs[kernel]).values():
+            if p.port.value in values and p.is_input is (way == "in"):
+                found.setdefault(p.port.value, {})[kernel, way] = p.name
     return found
 
 
@@ -236,7 +236,7 @@ def _write_state(stage: TrainedStage, folder: Path, weights: Tensors) -> None:
     state.mkdir()
     for wire in wires_of(design):
         if wire.is_input and wire.port.value in weights:
-            tokens = to_tokens(weights[wire.port.value], wire.port, wire.stream)
+            tokens = wire.tokens(weights[wire.port.value])
             tokens.tofile(state / wire.file)
     if stage.update is None:
         return
@@ -245,7 +245,7 @@ def _write_state(stage: TrainedStage, folder: Path, weights: Tensors) -> None:
     sums = {w.port.value: w for w in wires_of(stage.kernels.B) if w.in_memory and not w.is_input}
     for part in stage.parameters:
         wire = sums[gradient_name(part.parameter)]
-        tokens = to_tokens(weights[part.parameter], wire.port, wire.stream)
+        tokens = wire.tokens(weights[part.parameter])
         put(image, part, tokens)
     image.tofile(folder / "update/state/w.bin")
 

@@ -26,12 +26,11 @@ from torch import Tensor
 
 from pipec.backends.fpga import audit
 from pipec.backends.fpga.csim.run import CSimulation, load_stages
-from pipec.backends.fpga.numbers import file_type
 from pipec.backends.fpga.toolchain import workspace
 from pipec.backends.fpga.training.artifacts import KERNELS, RECORD
 from pipec.backends.fpga.training.phases import Mask, gradient_name, saved_name
 from pipec.backends.fpga.training.update import ROW, Slice, put
-from pipec.backends.fpga.wire import Wire, from_tokens
+from pipec.backends.fpga.wire import Wire
 from pipec.compiler.verify_training import add
 from pipec.errors import BackendError, PlanError
 from pipec.files import read_data
@@ -142,9 +141,9 @@ class TrainedRunner:
         found = dict(self.waiting[microbatch])
         for wire in self.forward_kernel.memories:
             if not wire.is_input:
-                ring = self._tokens(wire).reshape(-1, wire.stream.tokens * wire.stream.lanes)
+                ring = wire.held(self.memory).reshape(-1, wire.stream.tokens * wire.stream.lanes)
                 slot = ring[microbatch % len(ring)]
-                found[wire.port.value] = from_tokens(slot, wire.port, wire.stream)
+                found[wire.port.value] = wire.tensor(slot)
         prefix = saved_name("")
         return {n.removeprefix(prefix): v for n, v in found.items() if n.startswith(prefix)}
 
@@ -165,7 +164,7 @@ class TrainedRunner:
 
     def gradients(self) -> Tensors:
         """The sums of the gradients of all microbatches since the last update, by parameter."""
-        return {n: from_tokens(self._tokens(w), w.port, w.stream) for n, w in self._sums.items()}
+        return {n: w.tensor(w.held(self.memory)) for n, w in self._sums.items()}
 
     def update(self) -> Tensors:
         """Run the update kernel on the sums.
@@ -178,7 +177,7 @@ class TrainedRunner:
         last = self.record.parameters[-1]
         image = np.zeros((last.first + last.rows, ROW), dtype=np.float32)
         for part in self.record.parameters:
-            put(image, part, self._tokens(self._sums[part.parameter]))
+            put(image, part, self._sums[part.parameter].held(self.memory))
         image.tofile(self.memory / "sums.bin")
         if not (self.memory / "w.bin").exists():
             shutil.copy(self.folder / "update/state/w.bin", self.memory / "w.bin")
@@ -193,7 +192,7 @@ class TrainedRunner:
         wire = self._sums[part.parameter]
         count = wire.stream.tokens * wire.stream.lanes
         tokens = image[part.first : part.first + part.rows].reshape(-1)[:count]
-        return from_tokens(tokens, wire.port, wire.stream)
+        return wire.tensor(tokens)
 
     @property
     def _sums(self) -> dict[str, Wire]:
@@ -203,9 +202,6 @@ class TrainedRunner:
             for w in self.backward_kernel.memories
             if not w.is_input
         }
-
-    def _tokens(self, wire: Wire) -> Any:
-        return np.fromfile(self.memory / wire.file, dtype=file_type(wire.stream.dtype))
 
 
 def load_training(folders: Sequence[Path]) -> list[TrainedRunner]:
@@ -239,10 +235,10 @@ def _state(forward: CSimulation) -> Tensors:
     for wire in forward.wires:
         path = forward.stage / "state" / wire.file
         if wire.is_input and path.exists():
-            tokens = np.fromfile(path, dtype=file_type(wire.stream.dtype))
+            tokens = wire.held(path.parent)
             if tokens.size != wire.stream.tokens * wire.stream.lanes:
                 raise BackendError("a file of running statistics is damaged", where=path)
-            found[wire.port.value] = from_tokens(tokens, wire.port, wire.stream)
+            found[wire.port.value] = wire.tensor(tokens)
     return found
 
 

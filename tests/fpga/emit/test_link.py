@@ -9,12 +9,12 @@ from pipec.backends.fpga.banks import ddr_ports, with_banks
 from pipec.backends.fpga.design import Port, StageDesign, Stream
 from pipec.backends.fpga.emit.link import Around, Site, around, block_design, link_cfg, link_udp_cfg
 from pipec.backends.fpga.emit.scripts import scripts
-from pipec.backends.fpga.emit.source import port_names
 from pipec.backends.fpga.emit.tables import pointers
 from pipec.backends.fpga.engines.mvu import Mvu
 from pipec.backends.fpga.fifo import sized
 from pipec.backends.fpga.folding import design_at
 from pipec.backends.fpga.lowering.lower import lower
+from pipec.backends.fpga.wire import ports_of
 from pipec.cluster.presets import preset
 from tests.fpga.design.models import graph_of, made
 
@@ -34,8 +34,8 @@ def design() -> StageDesign:
 
 
 def test_link_cfg_leads_every_port_somewhere(design: StageDesign) -> None:
-    inputs, outputs = ([n for n in port_names(design) if n.startswith(p)] for p in ("in_", "out_"))
-    crossing = [port_names(design)[outputs[0]].value]
+    inputs, outputs = ([n for n in ports_of(design) if n.startswith(p)] for p in ("in_", "out_"))
+    crossing = [ports_of(design)[outputs[0]].port.value]
     text = link_cfg(design, around(design, Site(crossing=crossing, banks=BANKS)))
     packets = "stage0_link_tx_1"  # a row of four numbers is half a beat
     assert f"stream_connect=stage0_top_1.{outputs[0]}:{packets}.{outputs[0]}\n" in text
@@ -53,18 +53,18 @@ def test_every_stream_of_the_host_has_a_mover_in_a_bank_of_its_own(design: Stage
     banks = dict(re.findall(r"^sp=(\w+\.\w+):(\S+)$", text, re.MULTILINE))
     moved = {pin: bank for pin, bank in banks.items() if "_move_" in pin}
     own = {bank for pin, bank in banks.items() if pin not in moved}
-    assert len(set(moved.values()) - own) == len(moved) == len(port_names(design))
+    assert len(set(moved.values()) - own) == len(moved) == len(ports_of(design))
     streams = dict(re.findall(r"^stream_connect=(\S+):(\S+)$", text, re.MULTILINE))
     ends = {end.split(".")[1] for pair in streams.items() for end in pair}
-    assert ends == {*port_names(design), "in", "out"}
+    assert ends == {*ports_of(design), "in", "out"}
     kernels = re.findall(r"^nk=(\w+):1:\1_1$", text, re.MULTILINE)
     assert len(kernels) == 1 + len(moved)
     assert "by a data mover" not in text
 
 
 def test_cores_on_both_sides_of_a_board_are_one_kernel(several: StageDesign) -> None:
-    ports = {**port_names(several)}
-    values = [port.value for port in ports.values()]
+    ports = {**ports_of(several)}
+    values = [wire.port.value for wire in ports.values()]
     text = link_cfg(several, around(several, Site(crossing=values)))
     assert "nk=krnl_aurora:2:krnl_aurora_0,krnl_aurora_1\n" in text
 
@@ -162,11 +162,11 @@ def test_widths_of_a_link_fit(lanes: int, tokens: int, way: str) -> None:
 
 
 def test_block_design_connects_every_port_once(design: StageDesign) -> None:
-    crossing = [port_names(design)[n].value for n in port_names(design)]
+    crossing = [ports_of(design)[n].port.value for n in ports_of(design)]
     text = block_design(design, around(design, Site(crossing=crossing)))
     assert text.count("[") == text.count("]")
     kernel = re.findall(r"kernel/(\w+)", text)
-    wanted = {f"m_axi_{p.bundle}" for p in pointers(design)} | set(port_names(design))
+    wanted = {f"m_axi_{p.bundle}" for p in pointers(design)} | set(ports_of(design))
     wanted |= {"ap_clk", "ap_rst_n", "s_axi_control"}
     assert sorted(kernel) == sorted(wanted)
     made_cells = re.findall(r"create_bd_cell -type ip -vlnv \S+ (\w+)", text)
