@@ -24,8 +24,7 @@ from torch import Tensor
 
 from benchmarks._digits import NETWORKS, images, write_onnx
 from benchmarks._fpga_site import cpu_seconds
-from pipec.backends.fpga.csim.chain import stream
-from pipec.backends.fpga.csim.run import CSimulation
+from pipec.backends.fpga.csim.run import CSimulation, stream
 from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.backend import Backend, load_backend
 from pipec.compiler.comparison import Allowed

@@ -13,19 +13,16 @@ from pipec.backends.fpga import audit
 from pipec.backends.fpga.boards import cycles_of_boards
 from pipec.backends.fpga.cost import FpgaCost
 from pipec.backends.fpga.cpp import cpp_type
-from pipec.backends.fpga.csim.chain import stream
-from pipec.backends.fpga.csim.run import CSimulation, check_timing, load_stages
+from pipec.backends.fpga.csim.run import CSimulation, check_timing, load_stages, stream
 from pipec.backends.fpga.cutting.joint import joint_cut
 from pipec.backends.fpga.cycles import cycles_of, engines_of
 from pipec.backends.fpga.designs import (
     designs_of,
     device_of,
-    is_narrow,
     link_behind,
     lowered,
     networks,
-    own_types,
-    precision_of,
+    types_of,
 )
 from pipec.backends.fpga.emit.stage import stage_directory
 from pipec.backends.fpga.inference import accuracy_of, emit_inference, told
@@ -139,7 +136,7 @@ class FpgaBackend(Backend):
             )
         if not plan.trains:
             emit_inference(plan, directory, _bounds(plan))
-        elif not is_narrow(plan):
+        elif not types_of(plan).narrow:
             emit_training(plan, directory)
         else:
             raise BackendError(
@@ -290,14 +287,16 @@ class FpgaBackend(Backend):
 
     def remarks(self, plan: Plan, directory: Path) -> Sequence[str]:
         """What narrow numbers lose, as measured when the stages were written."""
-        if plan.trains or not is_narrow(plan):
+        if plan.trains or not types_of(plan).narrow:
             return ()
         found = accuracy_of(_folders(plan, directory))
         if not found:
-            return (f"{precision_of(plan)}: what it loses was not measured (no C++ compiler)",)
+            return (
+                f"{types_of(plan).precision}: what it loses was not measured (no C++ compiler)",
+            )
         bounds = _emitted_errors(plan, _folders(plan, directory))[1]
         return [
-            f"{precision_of(plan)}, ranges from {source_of(plan)}; {found[0].frames} frames in C "
+            f"{types_of(plan).precision}, ranges from {source_of(plan)}; {found[0].frames} frames in C "
             f"simulation against float32",
             *(f"  stage {a.stage}, {told(a, bounds[a.value])}" for a in found),
         ]
@@ -311,7 +310,7 @@ class FpgaBackend(Backend):
             BackendError: Frames to calibrate with are given, and nothing is quantised; or there is
                 no such precision.
         """
-        if named_types(str(settings["precision"])) != ("float32", ()):
+        if named_types(str(settings["precision"])).narrow:
             return {**settings, "input_ranges": input_ranges(example_inputs)}
         if settings["calibrate"] != RANDOM:
             raise BackendError(
@@ -328,7 +327,7 @@ class FpgaBackend(Backend):
             return None
         if any(costs.method.get(d.kind) != FpgaCost.name for d in devices):
             return None
-        precision, own = precision_of(plan), own_types(plan)
+        precision, own = types_of(plan)
         boards = [Board(d, precision, linked=count > 1, own=own) for d in devices]
         links = [plan.cluster.link(k, k + 1) for k in range(count - 1)]
         return joint_cut(plan.graph, costs, boards, links, free_order=free_order)
@@ -340,11 +339,11 @@ class FpgaBackend(Backend):
 
 def _bounds(plan: Plan) -> list[Bound]:
     """Of what leaves the stages in narrow numbers; none of float32."""
-    precision = precision_of(plan)
-    if plan.trains or not is_narrow(plan):
+    types = types_of(plan)
+    if plan.trains or not types.narrow:
         return []
     exact = lowered(plan)
-    return bounds_of(Stages.of(exact, networks(plan), precision), held_out(plan, exact))
+    return bounds_of(Stages.of(exact, networks(plan), types.precision), held_out(plan, exact))
 
 
 def _emitted_errors(plan: Plan, folders: Sequence[Path]) -> tuple[float, dict[str, Allowed]]:

@@ -13,7 +13,7 @@ from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.fifo import joined
 from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.lowering.network import Network
-from pipec.backends.fpga.lowering.types import OwnTypes, named_types, own_type
+from pipec.backends.fpga.lowering.types import OwnTypes, Types, named_types, own_type
 from pipec.backends.fpga.memory import Item
 from pipec.backends.fpga.numbers import Int8
 from pipec.backends.fpga.quantise.formats import formats_of, observed
@@ -50,31 +50,13 @@ def remembered(make: Callable[[Plan], T]) -> Callable[[Plan], T]:
     return known
 
 
-def precision_of(plan: Plan) -> str:
-    """Element type of the streams, as the plan's options say.
-
-    Raises:
-        BackendError: No engine computes in it.
-    """
-    return _named_types(plan)[0]
-
-
-def own_types(plan: Plan) -> OwnTypes:
-    """Element types of layers that have one of their own, by pattern.
+def types_of(plan: Plan) -> Types:
+    """Element types of the streams, as the plan's options say.
 
     Raises:
         BackendError: No engine computes in one, or in it beside the others.
     """
-    return _named_types(plan)[1]
-
-
-def _named_types(plan: Plan) -> tuple[str, OwnTypes]:
     return named_types(str(plan.options.get("precision", "float32")))
-
-
-def is_narrow(plan: Plan) -> bool:
-    """Whether a plan computes in other numbers than the model's float32."""
-    return _named_types(plan) != ("float32", ())
 
 
 def device_of(plan: Plan, stage: int) -> Device:
@@ -98,7 +80,7 @@ def link_behind(plan: Plan, stage: int) -> Link | None:
 
 def board_of(plan: Plan, stage: int) -> Board:
     """The board of a stage as the plan uses it; one that holds the whole model has no links."""
-    precision, own = _named_types(plan)
+    precision, own = types_of(plan)
     return Board(device_of(plan, stage), precision, linked=len(plan.stages) > 1, own=own)
 
 
@@ -110,7 +92,7 @@ def networks(plan: Plan) -> tuple[Network, ...]:
         BackendError: As `lowered` does; or a layer can't compute in 8-bit integers.
     """
     found = lowered(plan)
-    if precision_of(plan) == "int8" and all_have_data(plan.graph.weights):
+    if types_of(plan).precision == "int8" and all_have_data(plan.graph.weights):
         formats = formats_of(found, observed(found, calibration_samples(plan, found)))
         return tuple(map(quantised, found, formats))
     return found
@@ -123,7 +105,7 @@ def lowered(plan: Plan) -> tuple[Network, ...]:
         BackendError: Ops that no engine computes; those of all stages are listed.
     """
     orders, formats = dict[str, tuple[int, ...]](), dict[str, Int8]()
-    (precision, own), types = _named_types(plan), dict[str, str]()
+    (precision, own), types = types_of(plan), dict[str, str]()
     _check_names(plan, own)
     found, problems = list[Network](), list[BackendError]()
     for stage in plan.stages:

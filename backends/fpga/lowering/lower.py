@@ -15,10 +15,10 @@ from pipec.backends.fpga.lowering import (  # noqa: F401  (each registers its ha
     norms,
     pooling,
     products,
-    selecting,
     shapes,
 )
 from pipec.backends.fpga.lowering.constants import shape_of
+from pipec.backends.fpga.lowering.elementwise import choices
 from pipec.backends.fpga.lowering.maps import around
 from pipec.backends.fpga.lowering.network import (
     HANDLERS,
@@ -124,7 +124,7 @@ def _walk(b: Builder) -> list[str]:
     problems: list[str] = []
     tuples: dict[fx.Node, tuple[Value | None, ...]] = {}
     lost: set[fx.Node] = set()
-    composites = norms.find(b.graph) | selecting.find(b.graph)
+    composites = norms.find(b.graph) | choices(b.graph)
     if b.precision == "int8":
         composites |= named_formats(b.graph)
     covered = {inner for one in composites.values() for inner in one.inner}

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import fx
@@ -51,8 +51,20 @@ _OF_ENGINES_ALONE = ("int32", "rescale")
 """Element types of indices and of tables, in which no whole model is computed."""
 
 
-def named_types(text: str) -> tuple[str, OwnTypes]:
-    """The element type of a model, and those of layers that have one of their own.
+class Types(NamedTuple):
+    """The element type of a model, and those of layers that have one of their own."""
+
+    precision: str
+    own: OwnTypes = ()
+
+    @property
+    def narrow(self) -> bool:
+        """Whether there are other numbers than the model's float32."""
+        return self != Types("float32")
+
+
+def named_types(text: str) -> Types:
+    """The element types that a text names.
 
     Args:
         text: ``TYPE; PATTERN = TYPE; ...``.
@@ -62,7 +74,7 @@ def named_types(text: str) -> tuple[str, OwnTypes]:
 
     Example:
         >>> named_types("ap_fixed<16,6>; head.* = float32")
-        ('ap_fixed<16,6>', (('head.*', 'float32'),))
+        Types(precision='ap_fixed<16,6>', own=(('head.*', 'float32'),))
     """
     first, *rest = (part.strip() for part in text.split(";"))
     pairs = [tuple(word.strip() for word in part.partition("=")) for part in rest if part]
@@ -86,7 +98,7 @@ def named_types(text: str) -> tuple[str, OwnTypes]:
         if kind in _OF_ENGINES_ALONE:
             raise no_such_type(kind)
         cpp_type(kind)
-    return first, tuple((pattern, dtype) for pattern, _, dtype in pairs)
+    return Types(first, tuple((pattern, dtype) for pattern, _, dtype in pairs))
 
 
 def own_type(node: fx.Node, own: OwnTypes) -> str | None:

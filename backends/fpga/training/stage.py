@@ -9,9 +9,8 @@ from pipec.backends.fpga.designs import (
     board_of,
     device_of,
     link_behind,
-    own_types,
-    precision_of,
     remembered,
+    types_of,
 )
 from pipec.backends.fpga.engines.parts import Memory
 from pipec.backends.fpga.lowering.network import Network
@@ -80,9 +79,9 @@ def trained_stages(plan: Plan) -> tuple[TrainedStage, ...]:
         if stage.training is None:
             raise PlanError("the stages are not differentiated", want="the pass differentiate")
         phases.append(phases_of(stage.training, numbers))
-    if own := own_types(plan):
+    if own := types_of(plan).own:
         raise BackendError("single layers have no type of their own in training", got=own[0][0])
-    networks = networks_of(phases, precision_of(plan))
+    networks = networks_of(phases, types_of(plan).precision)
     count = len(phases)
     return tuple(
         trained_stage(phases[k], networks[k], board_of(plan, k), f"stage{k}", in_flight(k, count))

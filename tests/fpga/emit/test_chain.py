@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from pipec.backends.fpga.csim.chain import stream
-from pipec.backends.fpga.csim.run import CSimulation, load_stages
+from pipec.backends.fpga.csim.run import CSimulation, load_stages, stream
 from pipec.backends.fpga.emit.stage import write_stage
 from pipec.backends.fpga.engines.map import Map
 from pipec.backends.fpga.engines.steps import Step
