@@ -289,14 +289,12 @@ class FpgaBackend(Backend):
         """What narrow numbers lose, as measured when the stages were written."""
         if plan.trains or not types_of(plan).narrow:
             return ()
-        found = accuracy_of(_folders(plan, directory))
+        found, precision = accuracy_of(_folders(plan, directory)), types_of(plan).precision
         if not found:
-            return (
-                f"{types_of(plan).precision}: what it loses was not measured (no C++ compiler)",
-            )
+            return (f"{precision}: what it loses was not measured (no C++ compiler)",)
         bounds = _emitted_errors(plan, _folders(plan, directory))[1]
         return [
-            f"{types_of(plan).precision}, ranges from {source_of(plan)}; {found[0].frames} frames in C "
+            f"{precision}, ranges from {source_of(plan)}; {found[0].frames} frames in C "
             f"simulation against float32",
             *(f"  stage {a.stage}, {told(a, bounds[a.value])}" for a in found),
         ]
@@ -343,7 +341,7 @@ def _bounds(plan: Plan) -> list[Bound]:
     if plan.trains or not types.narrow:
         return []
     exact = lowered(plan)
-    return bounds_of(Stages.of(exact, networks(plan), types.precision), held_out(plan, exact))
+    return bounds_of(Stages.of(exact, networks(plan), types.precision), held_out(plan))
 
 
 def _emitted_errors(plan: Plan, folders: Sequence[Path]) -> tuple[float, dict[str, Allowed]]:

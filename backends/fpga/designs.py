@@ -93,7 +93,7 @@ def networks(plan: Plan) -> tuple[Network, ...]:
     """
     found = lowered(plan)
     if types_of(plan).precision == "int8" and all_have_data(plan.graph.weights):
-        formats = formats_of(found, observed(found, calibration_samples(plan, found)))
+        formats = formats_of(found, observed(found, calibration_samples(plan)))
         return tuple(map(quantised, found, formats))
     return found
 

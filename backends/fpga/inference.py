@@ -14,7 +14,7 @@ from torch import Tensor
 from pipec.backends.fpga import audit
 from pipec.backends.fpga.csim.run import CSimulation, load_stages
 from pipec.backends.fpga.design import StageDesign
-from pipec.backends.fpga.designs import designs_of, device_of, lowered, types_of
+from pipec.backends.fpga.designs import designs_of, device_of, types_of
 from pipec.backends.fpga.emit.link import Site
 from pipec.backends.fpga.emit.stage import (
     Golden,
@@ -134,7 +134,7 @@ def emit_inference(plan: Plan, directory: Path, bounds: Sequence[Bound]) -> None
     designs = designs_of(plan)
     graphs = [lower(stage.graph).graph for stage in plan.stages]
     narrow = types_of(plan).narrow
-    frames = held_out(plan, lowered(plan)) if narrow else [random_inputs(plan.graph, designs)]
+    frames = held_out(plan) if narrow else [random_inputs(plan.graph)]
     golden = golden_chain(graphs, frames[0])
     folders = []
     for k, (design, frame) in enumerate(zip(designs, golden, strict=True)):

@@ -50,10 +50,9 @@ class Golden:
     outputs: Mapping[str, torch.Tensor]
 
 
-def random_inputs(graph: Graph, designs: Sequence[StageDesign]) -> dict[str, torch.Tensor]:
-    """One frame of `random_frames` for the designs of a model's stages."""
-    nests = (engine.nest for design in designs for engine in design.engines)
-    return random_frames(graph, nests, SEED)[0]
+def random_inputs(graph: Graph) -> dict[str, torch.Tensor]:
+    """One frame of `random_frames`."""
+    return random_frames(graph, SEED)[0]
 
 
 def golden_chain(graphs: Sequence[Graph], inputs: Mapping[str, torch.Tensor]) -> list[Golden]:

@@ -1,7 +1,7 @@
 """Sample inputs of a plan: read from a file, or drawn from the ranges that it remembers."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -11,8 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pipec.backends.fpga.engines.memory import Gather
-from pipec.backends.fpga.lowering.network import Network
+from pipec.compiler.inputs import table_sizes
 from pipec.errors import BackendError
 from pipec.files import write_npz
 from pipec.graph.ir import Graph, InputKind, tensor
@@ -31,39 +30,37 @@ Ranges = Mapping[str, tuple[float, float]]
 _NO_RANGES: Ranges = {}
 
 
-def calibration_samples(plan: Plan, networks: Sequence[Network]) -> list[dict[str, Tensor]]:
+def calibration_samples(plan: Plan) -> list[dict[str, Tensor]]:
     """Sets of the model's inputs, by name, to calibrate on.
 
     Options of the plan: ``calibrate`` is ``random`` (the default) or the path of a ``.npz`` file
     with an array per input, frames along the first axis, the last of which are `held_out`;
     ``input_ranges`` is JSON, input name to least and largest number. Random floats are uniform in
-    that range (normal without one); integers too (row numbers of the smallest table without one).
+    that range (normal without one); integers too (numbers of rows of their table without one).
 
     Args:
         plan: Its graph has the inputs.
-        networks: Its stages.
 
     Raises:
         BackendError: The file cannot be read, or does not fit the model.
     """
     frames = _of_file(plan)
     if frames is None:
-        return _random(plan, networks, 1, _DRAWN)
+        return _random(plan, 1, _DRAWN)
     return frames[:-_HELD_OUT] or frames
 
 
-def held_out(plan: Plan, networks: Sequence[Network]) -> list[dict[str, Tensor]]:
+def held_out(plan: Plan) -> list[dict[str, Tensor]]:
     """Sets of the model's inputs that calibration has not seen; of a short file some that it has.
 
     Args:
         plan: As of `calibration_samples`.
-        networks: Its stages.
 
     Raises:
         BackendError: The file cannot be read, or does not fit the model.
     """
     frames = _of_file(plan)
-    return _random(plan, networks, 2, _HELD_OUT) if frames is None else frames[-_HELD_OUT:]
+    return _random(plan, 2, _HELD_OUT) if frames is None else frames[-_HELD_OUT:]
 
 
 def _of_file(plan: Plan) -> list[dict[str, Tensor]] | None:
@@ -71,12 +68,9 @@ def _of_file(plan: Plan) -> list[dict[str, Tensor]] | None:
     return None if given == RANDOM else _read(Path(given), plan.graph)
 
 
-def _random(
-    plan: Plan, networks: Sequence[Network], seed: int, count: int
-) -> list[dict[str, Tensor]]:
+def _random(plan: Plan, seed: int, count: int) -> list[dict[str, Tensor]]:
     ranges = json.loads(str(plan.options.get("input_ranges", "{}")))
-    nests = (layer.nest for network in networks for layer in network.layers)
-    return random_frames(plan.graph, nests, seed, count, ranges)
+    return random_frames(plan.graph, seed, count, ranges)
 
 
 def keep(frames: Sequence[Mapping[str, Tensor]], directory: Path) -> None:
@@ -101,25 +95,23 @@ def source_of(plan: Plan) -> str:
 
 
 def random_frames(
-    graph: Graph, nests: Iterable[object], seed: int, count: int = 1, ranges: Ranges = _NO_RANGES
+    graph: Graph, seed: int, count: int = 1, ranges: Ranges = _NO_RANGES
 ) -> list[dict[str, Tensor]]:
     """Seeded random tensors for every input that the user gives a model, by name.
 
-    Floating point is uniform in its range, normal without one; integers without one are below the
-    smallest table that any engine looks rows up in; booleans are fair coins.
+    Floating point is uniform in its range, normal without one; integers without one are numbers of
+    rows of the table that they pick from, or 0 and 1; booleans are fair coins.
 
     Args:
         graph: The whole model.
-        nests: Of all its stages.
         seed: Of the random numbers.
         count: Sets.
         ranges: Input to its least and largest number, as far as known.
     """
-    below = min((nest.entries for nest in nests if isinstance(nest, Gather)), default=2)
-    generator = torch.Generator().manual_seed(seed)
+    rows, generator = table_sizes(graph), torch.Generator().manual_seed(seed)
     inputs = inputs_of(graph).items()
     return [
-        {name: _drawn(like, ranges.get(name), below, generator) for name, like in inputs}
+        {n: _drawn(like, ranges.get(n), rows.get(n, 2), generator) for n, like in inputs}
         for _ in range(count)
     ]
 

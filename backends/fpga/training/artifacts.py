@@ -147,7 +147,7 @@ def emit_training(plan: Plan, directory: Path) -> None:
         directory: Where to.
     """
     stages = trained_stages(plan)
-    inputs = random_inputs(plan.graph, [s.kernels.F for s in stages])
+    inputs = random_inputs(plan.graph)
     golden = golden_training(plan.graph, stages, inputs)
     for k, stage in enumerate(stages):
         fabric = device_of(plan, k).fpga

@@ -144,7 +144,7 @@ def test_compiled_in_float16_and_verified(tmp_path: Path) -> None:
     emit(plan, tmp_path / "out")
     emitted = load_backend("fpga").load(plan, tmp_path / "out")
     stages = Stages.of(lowered(plan), networks(plan), "float16")
-    planned = bounds_of(stages, held_out(plan, lowered(plan)))
+    planned = bounds_of(stages, held_out(plan))
     assert emitted.tolerance == tolerance_of(planned)
     report = verify_artifacts(tmp_path / "out", load(model))
     assert report.ok, report
@@ -161,7 +161,7 @@ def test_parts_of_a_product_are_bounded_as_the_whole_is() -> None:
     plan = make_plan(graph, parse_cluster("1xvcu118"), "fpga", options=options)
     assert any("_part" in layer.name for layer in lowered(plan)[0].layers)
     stages = Stages.of(lowered(plan), networks(plan), "bfloat16")
-    bounds = bounds_of(stages, held_out(plan, lowered(plan)))
+    bounds = bounds_of(stages, held_out(plan))
     assert 1e-3 < tolerance_of(bounds) < 0.1
 
 
