@@ -27,6 +27,7 @@ TYPES = {
     "bfloat16": "bfloat16",
     "float16": "float16",
     "int32": "int32_t",
+    "int16": "int16_t",
     "int8": "int8_t",
     "rescale": "rescale",
 }

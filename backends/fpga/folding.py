@@ -83,7 +83,7 @@ def build(layer: Layer, made: Folded, dtype: str) -> Built:
     )  # fmt: skip
     found = Built((*before, engine), streams, out, layer.lanes_of(made))
     if isinstance(made.nest, Mvu) and made.nest.streamed:
-        return _with_load(layer, found, made.nest, dtype)
+        return _with_load(layer, found, made.nest)
     return found
 
 
@@ -127,23 +127,23 @@ def swg_of(layer: Layer, window: Window, made: Folded, dtype: str) -> tuple[Engi
     return engine, windows
 
 
-def _with_load(layer: Layer, made: Built, nest: Mvu, dtype: str) -> Built:
+def _with_load(layer: Layer, made: Built, nest: Mvu) -> Built:
     """The same with its weights read from DDR by a LOAD engine."""
     *before, mvu = made.engines
     words, lanes = nest.groups * nest.nf * nest.sf, nest.pe * nest.simd
     matrix, *tables = mvu.weights
     stored = Weight(
-        "weight", (words, lanes), dtype, Memory.DDR, matrix.sources,
+        "weight", (words, lanes), matrix.dtype, Memory.DDR, matrix.sources,
         lambda: matrix.values().reshape(words, lanes),
     )  # fmt: skip
     repeat = nest.n // nest.block
     stream = Stream(
-        f"{layer.name}_words", repeat * words, lanes, lanes, dtype, 64,
+        f"{layer.name}_words", repeat * words, lanes, lanes, matrix.dtype, 64,
         f"{layer.name}_load", mvu.name,
     )  # fmt: skip
     load = Engine(
         f"{layer.name}_load", Load(words, lanes, repeat), (), (stream.name,),
-        ii=word_interval(lanes, dtype), depth=4, dtype=dtype, weights=(stored,),
+        ii=word_interval(lanes, matrix.dtype), depth=4, dtype=matrix.dtype, weights=(stored,),
         node=layer.node, origin=layer.origin,
     )  # fmt: skip
     fed = dataclasses.replace(mvu, inputs=(*mvu.inputs, stream.name), weights=tuple(tables))

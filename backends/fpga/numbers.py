@@ -21,6 +21,8 @@ from torch import Tensor
 from pipec.errors import BackendError
 
 LOWEST, HIGHEST = -128, 127
+WIDEST = 255
+"""Magnitude of a weight less its zero point: 9 bits, which a table holds as ``int16``."""
 MULTIPLIER_BITS = 17
 """Bits of a multiplier without its sign: with it, the narrow operand of a 27x18 multiplier."""
 _LARGEST_SHIFT = 46
@@ -168,6 +170,7 @@ _PLAIN: dict[str, np.dtype[Any]] = {
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
     "float16": np.dtype("<f2"),
     "int32": np.dtype("<i4"),
+    "int16": np.dtype("<i2"),
     "int8": np.dtype("<i1"),
     "rescale": np.dtype("<i8"),
 }

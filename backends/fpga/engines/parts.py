@@ -21,10 +21,17 @@ PORT_LUT = 1_500.0
 
 @dataclass(frozen=True)
 class Table:
-    """A constant: how to compute it, and the model's weights that it comes from."""
+    """A constant: how to compute it, and the model's weights that it comes from.
+
+    Attributes:
+        values: Computes it.
+        sources: Names of the weights.
+        dtype: Element type, if not the one in which its layer computes.
+    """
 
     values: Callable[[], Array] = field(compare=False, repr=False)
     sources: tuple[str, ...] = ()
+    dtype: str = ""
 
     def through(self, function: Callable[..., Array], *others: "Table") -> "Table":
         """What a function makes of its values and those of others."""
@@ -152,7 +159,7 @@ def weight(
     def values() -> Array:
         return np.asarray(cut(np.asarray(table.values())).reshape(shape))
 
-    return Weight(role, shape, dtype, Memory.BRAM, table.sources, values)
+    return Weight(role, shape, table.dtype or dtype, Memory.BRAM, table.sources, values)
 
 
 def lut_ram(width: int, depth: int) -> int:

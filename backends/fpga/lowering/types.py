@@ -47,7 +47,7 @@ OwnTypes = Sequence[tuple[str, str]]
 """Patterns of modules or nodes, and the element type of their layers; the last one that fits."""
 
 
-_OF_ENGINES_ALONE = ("int32", "rescale")
+_OF_ENGINES_ALONE = ("int16", "int32", "rescale")
 """Element types of indices and of tables, in which no whole model is computed."""
 
 

@@ -4,8 +4,9 @@ For ``y = sum of w x + b`` with raw numbers q, scales s and zero points z::
 
     raw y = z_y + (sum of q_w q_x + bias) * s_w s_x / s_y,   bias = b / (s_w s_x) - z_x sum of q_w
 
-Weights are symmetric with a scale per output channel, sums are exact in 32 bits, the ratio of
-scales is a 17-bit integer and a shift (`pipec.backends.fpga.numbers.multipliers`).
+Weights are symmetric with a scale per output channel; those of a quantised file are its own, less
+their zero point, which may take 9 bits. Sums are exact in 32 bits, the ratio of scales is a 17-bit
+integer and a shift (`pipec.backends.fpga.numbers.multipliers`).
 """
 
 import dataclasses
@@ -27,7 +28,15 @@ from pipec.backends.fpga.engines.reduce import Reduce
 from pipec.backends.fpga.engines.steps import Mode, affine_steps, clamp_of, mode_of
 from pipec.backends.fpga.engines.vvu import Vvu
 from pipec.backends.fpga.lowering.network import Network
-from pipec.backends.fpga.numbers import HIGHEST, LOWEST, Int8, int8_format, multipliers, packed
+from pipec.backends.fpga.numbers import (
+    HIGHEST,
+    LOWEST,
+    WIDEST,
+    Int8,
+    int8_format,
+    multipliers,
+    packed,
+)
 from pipec.backends.fpga.quantise.formats import HIDDEN
 from pipec.errors import BackendError
 
@@ -114,8 +123,8 @@ def _product_with_constants(nest: Mvu | Vvu, layer: Layer) -> Layer:
     over = tuple(range(bias.ndim, weight.ndim))
     scale = weight_scale(weight, over, np.abs(bias) / reads.scale)
     spread = scale.reshape(scale.shape + (1,) * len(over))
-    raw = np.rint(weight / spread).astype(np.int8)
-    whole = raw.astype(np.int64)
+    whole = np.rint(weight / spread).astype(np.int64)
+    kind = "int8" if whole.min() >= LOWEST and whole.max() <= HIGHEST else "int16"
     offset = np.rint(bias / (scale * reads.scale)).astype(np.int64) - reads.zero * whole.sum(over)
     if int((np.abs(whole).sum(over) * 128 + np.abs(offset)).max(initial=0)) > _SUM_LIMIT:
         raise BackendError(
@@ -124,7 +133,8 @@ def _product_with_constants(nest: Mvu | Vvu, layer: Layer) -> Layer:
         )  # fmt: skip
     factors, shift = multipliers(scale * (reads.scale / writes.scale))
     words = Table(lambda: packed(offset, factors), given.sources)
-    whole_weight = Table(lambda: raw, layer.tables["weight"].sources)
+    raw = whole.astype(kind)
+    whole_weight = Table(lambda: raw, layer.tables["weight"].sources, kind)
     return _rescale(layer, writes, shift, table=words).with_tables(weight=whole_weight)
 
 
@@ -133,8 +143,8 @@ def weight_scale(
 ) -> NDArray[np.float64]:
     """Scale of the weights of every output channel: 127 steps, and a bias that fits.
 
-    Weights of a channel that are 8-bit integers already, as in a quantised file, keep a step of
-    which all are multiples: none of them is rounded again.
+    Weights of a channel that are 8-bit integers already, as in a quantised file, less a zero point,
+    keep a step of which all are multiples: none of them is rounded again.
 
     Args:
         weight: The weights of all channels.
@@ -148,14 +158,18 @@ def weight_scale(
 
 
 def _own_steps(weight: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Of every row the finest step that its weights are 8-bit multiples of; 0 if there is none."""
+    """Of every row a step that its weights are multiples of, of 8 bits if they can be, else of 9.
+
+    It is 0 where there is none.
+    """
     largest, found = np.abs(weight).max(axis=1), np.zeros(len(weight))
     some = weight[:, :: -(-weight.shape[1] // _SOME)]
-    for count in range(-LOWEST, 0, -1):
+    for count in (*range(-LOWEST, 0, -1), *range(1 - LOWEST, WIDEST + 1)):
+        most = HIGHEST if count <= -LOWEST else WIDEST
         rows = np.flatnonzero((found == 0) & (largest > 0))
         rows = rows[_whole(some[rows] * count / largest[rows, None])]
         steps = weight[rows] * count / largest[rows, None]
-        rows = rows[_whole(steps) & (steps.max(axis=1) < HIGHEST + 0.5)]
+        rows = rows[_whole(steps) & (steps.max(axis=1) < most + 0.5)]
         found[rows] = largest[rows] / count
     return found
 

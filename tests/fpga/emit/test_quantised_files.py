@@ -13,12 +13,14 @@ from torch import Tensor, nn
 
 from benchmarks._zoo_exports import quantised, write
 from pipec.backends.fpga.backend import FpgaBackend
+from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.designs import designs_of
 from pipec.backends.fpga.engines.map import Map
 from pipec.backends.fpga.engines.route import Concat
 from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.numbers import int8_format
 from pipec.cluster.cluster import parse_cluster
+from pipec.compiler.chain import StageRunner
 from pipec.compiler.driver import emit, make_plan
 from pipec.frontends.base import LoadOptions
 from pipec.frontends.load import load
@@ -160,6 +162,65 @@ def test_parts_of_a_concatenation_keep_their_own_format(boards: int, tmp_path: P
         for name, step in (("y", 5), ("y2", 0.06)):
             (want,) = session.run([name], {"x": x.numpy()})
             assert np.abs(known[name].numpy() - want).max() < 1.01 * step
+
+
+def _last_step(zero: int) -> Any:
+    """Of results that grow with the weights' distance from their zero point."""
+    return np.float32(0.25 if zero == 128 else 2)
+
+
+def with_zero_points(zero: int, path: Path) -> Path:
+    """A convolution of single channels and a Gemm, their weights of QUInt8 less that zero point."""
+    rng = np.random.default_rng(zero)
+    tables = {
+        "z": np.int8(0), "a": np.float32(0.03), "b": np.float32(0.4), "c": _last_step(zero),
+        "wz": np.uint8(zero), "ws": np.float32(0.01), "h": rng.normal(size=5).astype(np.float32),
+        "k": rng.integers(0, 256, (8, 1, 3, 3)).astype(np.uint8), "map": np.array([1, 8, 4, 4]),
+        "w": rng.integers(0, 256, (5, 128)).astype(np.uint8), "flat": np.array([1, 128]),
+    }  # fmt: skip
+    nodes = [
+        *written("x", "a", "x1"), helper.make_node("Reshape", ["x1", "map"], ["m"]),
+        helper.make_node("DequantizeLinear", ["k", "ws", "wz"], ["kr"]),
+        helper.make_node("Conv", ["m", "kr"], ["v"], group=8, pads=[1, 1, 1, 1]),
+        *written("v", "b", "v1"), helper.make_node("Reshape", ["v1", "flat"], ["f"]),
+        helper.make_node("DequantizeLinear", ["w", "ws", "wz"], ["wr"]),
+        helper.make_node("Gemm", ["f", "wr", "h"], ["t"], transB=1), *written("t", "c", "y"),
+    ]  # fmt: skip
+    return saved(path, nodes, {"x": 128}, {"y": 5}, tables)
+
+
+@pytest.mark.parametrize(("zero", "kind"), [(0, "int16"), (30, "int16"), (128, "int8")])
+def test_weights_less_a_zero_point_are_exact(zero: int, kind: str, tmp_path: Path) -> None:
+    """They take 9 bits: rounded to 8, they were up to two steps off."""
+    path = with_zero_points(zero, tmp_path)
+    plan = make_plan(
+        load(str(path)).graph, parse_cluster("1xzcu102"), "fpga", options={"precision": "int8"}
+    )
+    (design,) = designs_of(plan)
+    tables = {w.dtype for e in design.engines for w in e.weights if w.role == "weight"}
+    assert tables == {kind}
+    run: Any = partial(_steps, design)
+    if zero == 30:
+        emit(plan, tmp_path / "out")
+        (runner,) = FpgaBackend().load(plan, tmp_path / "out").stages
+        run = partial(_emitted, runner)
+    session = ort_session(str(path), fused=False)
+    for seed in range(6):
+        x = torch.randn(1, 128, generator=torch.Generator().manual_seed(seed))
+        (want,) = session.run(None, {"x": x.numpy()})
+        step = _last_step(zero)
+        assert np.abs(want).max() > 9 * step
+        assert np.array_equal(np.rint(run(x) / step), np.rint(want / step))
+
+
+def _steps(design: StageDesign, x: Tensor) -> Any:
+    form = int8_format(design.streams[design.outputs[0].stream].dtype)
+    assert form is not None
+    return execute(design, {"x": x}, run8, steps_of)["y"].numpy() * form.scale
+
+
+def _emitted(runner: StageRunner, x: Tensor) -> Any:
+    return runner({"x": x})["y"].numpy()
 
 
 def test_rows_that_are_looked_up_and_a_quotient(tmp_path: Path) -> None:

@@ -31,9 +31,9 @@ inline void multiply_both(A &low, A &high, const W &w0, const W &w1, const T &x)
   low = w0 * x;
   high = w1 * x;
 }
-template <int M, int E, int Z>
-inline void multiply_both(int32_t &low, int32_t &high, const int8_t &w0, const int8_t &w1,
-                          const quantised<M, E, Z> &x) {
+template <typename W, int M, int E, int Z>
+inline typename std::enable_if<std::is_integral<W>::value>::type multiply_both(
+    int32_t &low, int32_t &high, const W &w0, const W &w1, const quantised<M, E, Z> &x) {
 #pragma HLS INLINE
   multiply_pair(low, high, w0, w1, x.raw);
 }

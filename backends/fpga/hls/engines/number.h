@@ -192,10 +192,11 @@ struct quantised {
   operator float() const { return float(steps()) * scale(); }
 };
 
-// Products of raw numbers: the zero point of an activation is taken off by the bias.
+// Products of raw numbers: the zero point of an activation is taken off by the bias. A weight has 8
+// bits, or 9 where one was taken off it.
 template <int M, int E, int Z>
-inline int32_t operator*(int8_t w, const quantised<M, E, Z> &x) {
-  const int32_t product = int32_t(w) * x.raw;
+inline int32_t operator*(int32_t w, const quantised<M, E, Z> &x) {
+  const int32_t product = w * x.raw;
 #pragma HLS BIND_OP variable = product op = mul impl = dsp
   return product;
 }
