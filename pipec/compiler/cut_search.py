@@ -389,7 +389,7 @@ class CutSearch:
         ):
             least, devices = work.min(axis=0), len({d for at in side for d in at})
             found = max(found, m * least.sum() / devices, m * least.max() / max(map(len, side)))
-        return found
+        return float(found)
 
     def _nothing(self, cuts: int, closest: float, *, proven: bool) -> PartitionError:
         told = f"{closest:.0%} of its memory" if closest < inf else "more than a device has"

@@ -15,8 +15,8 @@ from pipec.plan.model import Plan, Tried
 from pipec.schedule.registry import SYNTHESIZED, plain_name
 
 BASELINES = ("data parallel", "gpipe", "1f1b")
-OF_ALIKE, OF_BASELINE = 24, 6
-"""Most candidates that are timed once something fits: on alike devices; more of each baseline."""
+OF_ALIKE, OF_KIND = 24, 6
+"""Most candidates that are timed once something fits: on alike devices; more of each schedule."""
 MADE, MADE_AT_ALL = 8, 96
 """Most plans that are made to time their candidates: once something fits, and before that."""
 
@@ -150,12 +150,8 @@ def explore(
     search = _Search(Predictor(maker), progress or (lambda done, of: None))
     search.bound(candidates)
     search.time_all()
-    for name in BASELINES:
-        mine = [c for c in search.found if _kind(c) == name]
-        search.time(mine, OF_BASELINE)
-    pipelines = [c for c in search.found if c.depth > 1]
-    search.time([c for c in pipelines if c.stages == c.depth], OF_BASELINE)
-    search.time(pipelines, OF_BASELINE)
+    for name in sorted(set(map(_kind, search.found))):
+        search.time([c for c in search.found if _kind(c) == name], OF_KIND)
     search.split()
     if synthesized:
         search.synthesize()
@@ -171,7 +167,7 @@ def explore(
         except PipecError as error:
             why = f"no plan: {' '.join(str(error).split())[:160]}"
             search.found[best.candidate] = replace(best, seconds=inf, problem=why)
-            search.time(eased(best.candidate), OF_BASELINE)
+            search.time(eased(best.candidate), OF_KIND)
             search.time_all()
             continue
         return found, search.predictor.make(best.candidate).replace(explored=found.tried())
