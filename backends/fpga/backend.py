@@ -154,18 +154,11 @@ class FpgaBackend(Backend):
         folders = _folders(plan, directory)
         if plan.trains:
             return Emitted(load_training(folders), MINIMUM)
-        emitted = self._simulated(plan, directory)
+        tolerance, bounds = _emitted_errors(plan, folders)
+        stages = load_stages(folders)
         for folder in folders:
             audit.check(folder)
-        return emitted
-
-    def _simulated(self, plan: Plan, directory: Path) -> Emitted:
-        """The stages of an inference, with what they say of their errors."""
-        folders = _folders(plan, directory)
-        tolerance, bounds = _emitted_errors(plan, folders)
-        return Emitted(
-            load_stages(folders), tolerance, bounds, lambda seed: kept_frame(directory, seed)
-        )
+        return Emitted(stages, tolerance, bounds, lambda seed: kept_frame(directory, seed))
 
     def compare_training(
         self,
@@ -206,7 +199,7 @@ class FpgaBackend(Backend):
                 "kernels of training are not joined by pipes", hint="pipec verify without --chain"
             )
         check_same_model(plan, reference.graph)
-        emitted, graph = self._simulated(plan, directory), reference.graph
+        emitted, graph = self.load(plan, directory), reference.graph
         bounds = emitted.bounds if tolerance is None else {}
         error = emitted.tolerance if tolerance is None else tolerance
         seeds = range(seed, seed + frames)
@@ -336,9 +329,9 @@ class FpgaBackend(Backend):
 
 
 def _bounds(plan: Plan) -> list[Bound]:
-    """Of what leaves the stages in narrow numbers; none of float32."""
+    """Of what leaves the stages of an inference in narrow numbers; none of float32."""
     types = types_of(plan)
-    if plan.trains or not types.narrow:
+    if not types.narrow:
         return []
     exact = lowered(plan)
     return bounds_of(Stages.of(exact, networks(plan), types.precision), held_out(plan))
@@ -346,8 +339,6 @@ def _bounds(plan: Plan) -> list[Bound]:
 
 def _emitted_errors(plan: Plan, folders: Sequence[Path]) -> tuple[float, dict[str, Allowed]]:
     """The tolerance that the stages themselves tell, and that of values in narrow numbers."""
-    if plan.trains:
-        return MINIMUM, {}
     records = [read_record(folder) for folder in folders]
     bounds = [Bound.of_json(k, b) for k, r in enumerate(records) for b in r.get("bounds", ())]
     tolerance = max(float(record["tolerance"]) for record in records)
