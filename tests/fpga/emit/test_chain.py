@@ -2,6 +2,7 @@
 
 import os
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -50,11 +51,7 @@ def linked(value: str = "a_y0") -> ValueChannel:
 def renamed(stage: CSimulation, old: str, new: str) -> CSimulation:
     """The stage with an input called after the value that it is sent."""
     wires = tuple(
-        w.__class__(
-            w.file, w.is_input, w.port.__class__(**{**vars(w.port), "value": new}), w.stream
-        )
-        if w.port.value == old
-        else w
+        replace(w, port=replace(w.port, value=new)) if w.port.value == old else w
         for w in stage.wires
     )
     return CSimulation(stage.stage, stage.binary, wires)
