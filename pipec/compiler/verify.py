@@ -208,7 +208,7 @@ def verify_stages(
         plan, emitted.stages, reference, emitted.axes, tolerance, seed, traced=emitted.traced,
         progress=progress,
     )  # fmt: skip
-    found = [*_worst(compared), *(comparison for _, comparison in sizes)]
+    found = [comparison for _, comparison in sizes]
     if plan.schedule is not None and plan.schedule.training:
         progress("comparing gradients")
         backend = load_backend(plan.target)
@@ -221,8 +221,8 @@ def verify_stages(
             if unpacked(plan.graph):
                 source, eager = check.planned, None
                 tolerance += packing_step(plan.graph)
-            found += compare_gradients(plan, source, first, tolerance, seed, eager)
-    return VerifyReport(tolerance, seed, tuple(found))
+            compared += compare_gradients(plan, source, first, tolerance, seed, eager)
+    return VerifyReport(tolerance, seed, (*_worst(compared), *found))
 
 
 def _worst(compared: list[Comparison]) -> list[Comparison]:

@@ -1,4 +1,4 @@
-"""The gradients of a plan's stages against autograd on the model in one piece.
+"""Gradients, losses and buffers of a plan's stages against autograd on the model in one piece.
 
 ```text
 0: F0 F1 OFFLOAD0 FETCH0 I0 W0 ...    the schedule's rows, the first microbatches of them, played
@@ -6,6 +6,7 @@
 ```
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
@@ -25,6 +26,9 @@ from pipec.runtime.stage import StageRunner
 from pipec.schedule.schedule import Schedule
 
 Tensors = dict[str, Tensor]
+Result = tuple[str, int]
+"""A kind of output and a name, and of a loss the microbatch, of a buffer the replica."""
+_BUFFER = f"{OutputKind.BUFFER_UPDATE} "
 
 NOISE = 1e-3
 """Share of the largest gradient below which a gradient's error is measured against that share: the
@@ -41,7 +45,7 @@ def compare_gradients(
     seed: int,
     eager: Callable[[Mapping[str, Tensor]], Tensors] | None = None,
 ) -> list[Comparison]:
-    """Play the first microbatches of the plan's schedule, and compare every parameter's gradient.
+    """Play the first microbatches of the plan's schedule, and compare what comes of it.
 
     F, B, I and W run in the schedule's order, what is offloaded leaves and comes back, what is
     recomputed is; every forward and backward uses the weights that training starts with.
@@ -50,50 +54,64 @@ def compare_gradients(
         plan: A plan with a training schedule, as loaded from its directory.
         source: The whole model with weights, traced from its source.
         batches: The model's inputs and targets by name, one set per microbatch.
-        tolerance: Largest error relative to a gradient's largest magnitude.
+        tolerance: Largest error relative to a value's largest magnitude.
         seed: Of random ops.
         eager: The gradients of the model as written, of the first microbatch; autograd on the
             traced graph if absent, and for the others.
 
     Returns:
-        One comparison per trained parameter, of kind ``gradient``, in the order of the stages.
+        One comparison per trained parameter, of kind ``gradient``, in the order of the stages;
+        then of the loss of each microbatch, and of each buffer as each replica leaves it.
     """
-    found, stage_of = played(plan, batches, seed)
-    want: Tensors = {}
+    found, stage_of, made = played(plan, batches, seed)
+    want, results = Tensors(), dict[Result, Tensor]()
     sizes = dict.fromkeys(found, 0.0)
-    model = source
+    replicas = Counter(name for name, _ in made if name.startswith(_BUFFER))
     for m, batch in enumerate(batches):
-        grads, buffers = _autograd(source, batch, set(found), partial(stream, seed, m))
+        held = {n: results[n, m % of] for n, of in replicas.items() if (n, m % of) in results}
+        weights = {**source.weights, **{n.removeprefix(_BUFFER): t for n, t in held.items()}}
+        model = source.replace(weights=weights)
+        grads, after = _autograd(model, batch, set(found), partial(stream, seed, m))
+        results |= {(n, m % replicas[n] if n in replicas else m): t for n, t in after.items()}
         part = eager(batch) if eager and m == 0 else grads
         part = {n: part[n] for n in found}
         add(want, part)
         for n, g in part.items():  # parts that cancel each other leave the rounding of each
             sizes[n] += float(g.abs().max()) if g.numel() else 0.0
-        source = source.replace(weights={**source.weights, **buffers})
-    rows = compared(found, want, stage_of, tolerance, sizes)
-    if tolerance and not all(row.ok for row in rows):
-        noise = noise_of(model, batches[0], set(found), seed)
-        sizes = {n: max(sizes[n], noise[n] / tolerance) for n in sizes}
-        rows = compared(found, want, stage_of, tolerance, sizes)
-    return rows
+
+    def rows() -> list[Comparison]:
+        """All comparisons."""
+        return compared(found, want, stage_of, tolerance, sizes) + [
+            compare(t, results[key], tolerance, name=key[0].split(" ", 1)[1],
+                    kind=key[0].split(" ", 1)[0], stage=stage, floor=sizes.get(key[0], 0.0))
+            for key, (stage, t) in made.items() if key in results
+        ]  # fmt: skip
+
+    if tolerance and not all(row.ok for row in rows()):
+        noise = noise_of(source, batches[0], set(found), seed)
+        sizes = {n: max(sizes.get(n, 0.0), by / tolerance) for n, by in noise.items()}
+    return rows()
 
 
 def noise_of(
     source: Graph, batch: Mapping[str, Tensor], names: set[str], seed: int
 ) -> dict[str, float]:
-    """How far some roundings of all that is read move each gradient, at most of a few trials.
+    """How far some roundings of all that is read move each result, at most of a few trials.
 
     The gradient of a bias in front of a normalisation, say, is a sum of large terms that cancel.
     """
-    seeds = partial(stream, seed, 0)
-    exact, _ = _autograd(source, batch, names, seeds)
-    found = dict.fromkeys(names, 0.0)
+
+    def results(source: Graph, batch: Mapping[str, Tensor]) -> Tensors:
+        grads, after = _autograd(source, batch, names, partial(stream, seed, 0))
+        return grads | after
+
+    exact = results(source, batch)
+    found = dict.fromkeys(exact, 0.0)
     for trial in range(TRIALS):
         generator = torch.Generator().manual_seed(trial)
         moved = {n: rounded(t, generator) for n, t in batch.items()}
         weights = {n: rounded(t, generator) for n, t in source.weights.items()}
-        grads, _ = _autograd(source.replace(weights=weights), moved, names, seeds)
-        for n, g in grads.items():
+        for n, g in results(source.replace(weights=weights), moved).items():
             moves = float((g - exact[n]).abs().max()) if g.numel() else 0.0
             found[n] = max(found[n], ROUNDINGS * moves)
     return found
@@ -101,25 +119,35 @@ def noise_of(
 
 def played(
     plan: Plan, batches: Sequence[Mapping[str, Tensor]], seed: int
-) -> tuple[Tensors, dict[str, int]]:
-    """Gradients that the runtime sums up over the first microbatches of a plan's schedule.
+) -> tuple[Tensors, dict[str, int], dict[Result, tuple[int, Tensor]]]:
+    """What the runtime makes of the first microbatches of a plan's schedule.
 
     Returns:
-        Gradients by parameter, and the first stage that trains each.
+        Gradients by parameter, summed up; the first stage that trains each; losses by microbatch
+        and buffers by replica, with the stage.
     """
     assert plan.schedule is not None
     first = _first(plan.schedule, len(batches))
     pipeline = LocalPipeline(plan, batches.__getitem__, Settings(seed=seed), schedule=first)
     pipeline.play()
-    grads: Tensors = {}
+    grads, made = Tensors(), dict[Result, tuple[int, Tensor]]()
+    stages = pipeline.program.stages
     for executor in pipeline.executors:
-        for weights in executor.weights.values():
+        for stage, weights in executor.weights.items():
             for sums in weights.summed():
                 add(grads, sums)
-    stages = pipeline.program.stages
+            replicas = first.placement.forward[stage]
+            if executor.device in replicas:
+                state, number = executor.changing(stage), replicas.index(executor.device)
+                for o in stages[stage].forward.outputs_of(OutputKind.BUFFER_UPDATE):
+                    made[_BUFFER + o.name, number] = stage, state[o.name]
+    for s in stages:
+        for executor in pipeline.executors if s.loss is not None else ():
+            for m, loss in executor.result.losses.items():
+                made[f"{OutputKind.LOSS} {s.loss}", m] = s.index, loss
     order = [(i.name, s.index) for s in stages for i in s.forward.inputs_of(InputKind.PARAMETER)]
     stage_of = {n: stage for n, stage in reversed(order) if n in grads}
-    return {n: grads[n] for n, _ in order if n in grads}, stage_of
+    return {n: grads[n] for n, _ in order if n in grads}, stage_of, made
 
 
 def _first(schedule: Schedule, count: int) -> Schedule:
@@ -176,7 +204,7 @@ def gradients_of(
 def _autograd(
     source: Graph, inputs: Mapping[str, Tensor], names: set[str], seeds: Stream
 ) -> tuple[Tensors, Tensors]:
-    """Gradients by parameter, and the buffers afterwards."""
+    """Gradients by parameter; the loss and the buffers afterwards by kind and name."""
     held = {
         i.name: source.weights[i.name].detach().clone().requires_grad_(i.name in names)
         for i in source.inputs
@@ -191,12 +219,12 @@ def _autograd(
     loss = results[kinds.index(OutputKind.LOSS)]
     wanted = [held[n] for n in sorted(names)]
     grads = torch.autograd.grad(loss, wanted, allow_unused=True, materialize_grads=True)
-    buffers = {
-        o.name: value.detach()
+    after = {
+        f"{o.kind} {o.name}": value.detach()
         for o, value in zip(source.outputs, results, strict=True)
-        if o.kind is OutputKind.BUFFER_UPDATE
+        if o.kind in (OutputKind.BUFFER_UPDATE, OutputKind.LOSS)
     }
-    return dict(zip(sorted(names), grads, strict=True)), buffers
+    return dict(zip(sorted(names), grads, strict=True)), after
 
 
 def chained(

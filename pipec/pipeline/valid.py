@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from pipec.autodiff.recompute import draws_of
 from pipec.errors import PlanError
 from pipec.graph.extract import extract
 from pipec.graph.ir import Graph, InputKind, OutputKind, op_name, origin, tensor
@@ -28,53 +29,103 @@ _LOSSES = (
 )
 """Ops of scores, target, class weights, reduction and ignored index."""
 _SUMS = ("aten.sum.", "aten.nansum.", "aten.dot.", "aten.trace.")
+_PRODUCTS = ("aten.einsum.", "aten.matmul.", "aten.inner.", "aten.tensordot.", "aten.bmm.")
 _PASSED = ("aten._to_copy", "aten.alias", "aten.clone", "aten.detach", "getitem")
-_LINEAR = ("aten.mul.", "aten.div.", "aten.add.", "aten.sub.", "aten.neg.")
+_LINEAR = ("aten.mul.", "aten.add.", "aten.sub.", "aten.rsub.", "aten.neg.", "aten.stack.",
+           "aten.cat.", "aten.lerp.", "aten.where.", "aten.mean.", "aten.select.", "aten.squeeze.",
+           "aten.unsqueeze.", "aten.view.", "aten.reshape.", "aten.expand.", *_SUMS, *_PRODUCTS)  # fmt: skip
+"""Ops on scalars through which a sum stays a sum."""
 _BOUNDED = ("aten.clamp", "aten.maximum.")
 
 
 def counts_of(graph: Graph, rows: Count) -> list[Count]:
     """What each mean that the loss is made of is a mean over.
 
-    These are the valid targets of a cross entropy, or what a sum is divided by, such as the sum of
-    a mask; of other parts that depend on the inputs, the rows.
+    The loss is followed back through all that is computed of scalars. These begin at the valid
+    targets of a cross entropy, at what a sum is divided by, such as the sum of a mask, or at
+    another op on the rows, which then are what is counted.
 
     Args:
         graph: The model with its loss.
         rows: Counts the rows of a microbatch.
 
     Raises:
-        PlanError: A part is a sum that nothing divides: the loss of a step is a mean.
+        PlanError: A part is a sum that nothing divides: the loss of a step is a mean; or no count
+            can be known from the inputs alone.
     """
     todo = [(graph.node(o.node), False) for o in graph.outputs_of(OutputKind.LOSS)[:1]]
     inputs = {i.node: i.name for i in graph.inputs_of(InputKind.INPUT)}
     compiled = int(rows({n: tensor(graph.node(k)) for k, n in inputs.items()}))
+    read, scalars = _read(graph, inputs)
     found: dict[str, Count] = {}
     while todo:
-        node, scaled = todo.pop()
+        node, free = todo.pop()
         name = op_name(node) if node.op == "call_function" else ""
+        parts = [n for n in node.all_input_nodes if n.name in read]
         count = None
         if name in _LOSSES:
-            count = _cross_entropy(graph, node)
-        elif name == "aten.div.Tensor" and _is_sum(node.args[0], compiled):
+            count = _cross_entropy(graph, node, rows)
+        elif (
+            name == "aten.div.Tensor" and node.args[1] in parts and _is_sum(node.args[0], compiled)
+        ):
             count = _divisor(graph, node.args[1])
+        elif name.startswith("aten.nanmean."):
+            raise _unknown(node)
         if count is not None:
             found[node.name] = count
-        elif name.startswith(_LINEAR) or any(p in name for p in _PASSED):
-            scaled |= _shrinks(node)
-            todo += [(n, scaled) for n in node.all_input_nodes]
-        elif name and inputs.keys() & _ancestors(node):
-            if _is_sum(node, compiled) and not scaled:
+        elif name and all(n.name in scalars for n in parts):
+            free |= not _keeps_sums(node, compiled, read)
+            todo += [(n, free) for n in parts if _is_real(n.meta["val"])]
+        elif name and parts:
+            if _is_sum(node, compiled) and not free:
                 raise _no_mean(node)
             found["rows"] = rows
     return list(found.values()) or [rows]
 
 
-def _shrinks(node: fx.Node) -> bool:
-    """Whether a constant may be what divides a sum: one over a number of rows, not 0.5."""
+def _read(graph: Graph, inputs: Mapping[str, str]) -> tuple[set[str], set[str]]:
+    """What depends on the inputs, and of that what is a scalar or computed of scalars alone."""
+    read = set(inputs)
+    scalars = {n for n in inputs if not tensor(graph.node(n)).dim()}
+    for node in graph.calls:
+        parts = [n.name for n in node.all_input_nodes if n.name in read]
+        if parts:
+            read.add(node.name)
+            values = node.meta["val"]
+            values = values if isinstance(values, tuple | list) else [values]
+            if scalars.issuperset(parts) or all(v is None or not v.dim() for v in values):
+                scalars.add(node.name)
+    return read, scalars
+
+
+def _is_real(value: object) -> bool:
+    """Whether a value, or one of an op's, is no condition and no number of something."""
+    return not isinstance(value, torch.Tensor) or value.is_floating_point()
+
+
+def _keeps_sums(node: fx.Node, rows: int, read: set[str]) -> bool:
+    """Whether a sum stays one: no function of it is taken, and nothing may be what divides it.
+
+    That is a constant like one over a number of rows, not 0.5.
+    """
     name, factors = op_name(node), [a for a in node.args if isinstance(a, int | float)]
-    divided = name.startswith("aten.div.") and any(abs(f) > 1 for f in factors)
-    return divided or (name.startswith("aten.mul.") and any(abs(f) < 0.5 for f in factors))
+    if name.startswith("aten.div."):
+        if getattr(node.args[1], "name", None) in read:  # of a sum alone it would be what counts
+            return _is_sum(node.args[0], rows)
+        return not any(abs(f) > 1 or f == rows for f in factors)
+    if name.startswith("aten.mul.") and any(abs(f) < 0.5 for f in factors):
+        return False
+    return name.startswith(_LINEAR) or any(p in name for p in _PASSED)
+
+
+def _unknown(node: fx.Node) -> PlanError:
+    return PlanError(
+        "how many targets the loss is a mean over cannot be known from the inputs alone",
+        where=origin(node),
+        got=op_name(node),
+        want="targets, class weights and masks that are inputs, or are computed from inputs",
+        hint="give weight=, such as weight=lambda batch: float((batch['target'] >= 0).sum())",
+    )
 
 
 def _no_mean(node: fx.Node) -> PlanError:
@@ -85,15 +136,6 @@ def _no_mean(node: fx.Node) -> PlanError:
         want="a mean, or a sum that is divided by what it counts",
         hint="(loss.sum() / mask.sum()), or weight=lambda batch: 1.0 for the mean of microbatches",
     )
-
-
-def _ancestors(node: fx.Node) -> set[str]:
-    seen, todo = set[str](), [node]
-    while todo:
-        new = [n for n in todo.pop().all_input_nodes if n.name not in seen]
-        seen.update(n.name for n in new)
-        todo.extend(new)
-    return seen
 
 
 def weights_of(counts: Sequence[Sequence[float]]) -> list[float]:
@@ -117,29 +159,40 @@ def weights_of(counts: Sequence[Sequence[float]]) -> list[float]:
     return columns[0]
 
 
-def _cross_entropy(graph: Graph, node: fx.Node) -> Count | None:
-    target, weight, scale = node.args[1], _argument(node, "weight"), None
+def _cross_entropy(graph: Graph, node: fx.Node, rows: Count) -> Count | None:
+    target, weight = node.args[1], _argument(node, "weight")
     if _argument(node, "reduction") != _MEAN:
         return None
     if not isinstance(target, fx.Node) or target.meta["val"].is_floating_point():
         return None
-    targets = _computed(graph, target)
-    if targets is None:
-        return None
-    if isinstance(weight, fx.Node):
-        held = {i.node: i.name for i in graph.inputs if i.kind.is_weight}
-        if weight.name not in held:
-            return None
-        scale = graph.weights[held[weight.name]]
-    index = _argument(node, "ignore_index")
+    targets, index = _computed(graph, target), _argument(node, "ignore_index")
+    scale = _computed(graph, weight) if isinstance(weight, fx.Node) else None
+    if targets is None and scale is weight is None and not _may_be(graph, target, index):
+        return rows  # the model's own labels, all of which count
+    if targets is None or (scale is None and weight is not None):
+        raise _unknown(node)
 
     def count(inputs: Mapping[str, torch.Tensor]) -> float:
         """Valid targets, or the sum of their class weights."""
         found = targets(inputs)
         valid = found[found != index]
-        return float(len(valid) if scale is None else scale[valid].sum())
+        return float(len(valid) if scale is None else scale(inputs)[valid].sum())
 
     return count
+
+
+def _may_be(graph: Graph, target: fx.Node, index: int) -> bool:
+    """Whether a number stands somewhere in what computes a target."""
+    seen, todo = {target}, [target]
+    while todo:
+        node = todo.pop()
+        if index in [a for a in (*node.args, *node.kwargs.values()) if isinstance(a, int | float)]:
+            return True
+        todo += [n for n in node.all_input_nodes if n not in seen]
+        seen.update(node.all_input_nodes)
+    names = {n.name for n in seen}
+    held = [graph.weights[i.name] for i in graph.inputs if i.node in names and i.kind.is_weight]
+    return any(bool((w == index).any()) for w in held if not w.is_floating_point())
 
 
 def _is_sum(node: object, rows: int) -> bool:
@@ -149,6 +202,8 @@ def _is_sum(node: object, rows: int) -> bool:
         name = op_name(node)
         if (reduction := _argument(node, "reduction")) in {_MEAN, _SUM}:
             return bool(reduction == _SUM)
+        if name.startswith(_PRODUCTS) and not tensor(node).dim():
+            return True
         if name.startswith((*_SUMS, "aten.mean.")):
             dims, shape = _argument(node, "dim"), tensor(node.all_input_nodes[0]).shape
             if not dims or len(dims) == len(shape) or (
@@ -184,29 +239,38 @@ def _argument(node: fx.Node, name: str) -> Any:
 def _computed(
     graph: Graph, target: fx.Node
 ) -> Callable[[Mapping[str, torch.Tensor]], torch.Tensor] | None:
-    """A function from inputs to a value that depends on inputs alone."""
+    """A function from inputs to a value that depends on them and on what never changes alone."""
+    changed = {o.name for o in graph.outputs_of(OutputKind.BUFFER_UPDATE)}
+    fixed = {
+        i.node: i.name
+        for i in graph.inputs_of(InputKind.CONSTANT, InputKind.BUFFER)
+        if i.name not in changed
+    }
     inputs = {i.node: i.name for i in graph.inputs_of(InputKind.INPUT)}
-    calls, read, todo = dict[str, None](), set[str](), [target]
+    calls, todo = dict[str, None](), [target]
     while todo:
         node = todo.pop()
         if node.op == "placeholder":
-            if node.name not in inputs:
+            if node.name not in inputs and node.name not in fixed:
                 return None
-            read.add(node.name)
         elif node.name not in calls:
+            if draws_of(node):
+                return None
             calls[node.name] = None
             todo.extend(node.all_input_nodes)
-    if not read:
-        return None
-    if not calls:
-        return lambda given: given[inputs[target.name]]
+
+    if target.name in inputs:
+        return lambda told: told[inputs[target.name]]
+    if target.name in fixed:
+        return lambda _: graph.weights[fixed[target.name]]
     part = extract(graph, calls, "Targets")
     place = next(k for k, o in enumerate(part.outputs) if o.node == target.name)
 
-    def run(given: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def run(told: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """The targets of a microbatch."""
         with torch.no_grad():
-            results = part.module(*(given[i.name] for i in part.inputs))
+            held = {**graph.weights, **told}
+            results = part.module(*(held[i.name] for i in part.inputs))
         found: torch.Tensor = results[place]
         return found
 

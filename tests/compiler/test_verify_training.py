@@ -12,6 +12,8 @@ import pipec
 from pipec.compiler.tolerance import SAME_KERNELS, rounding_tolerance
 from pipec.compiler.verify_training import compare_gradients
 from pipec.frontends.torch_module import from_module
+from pipec.graph.extract import with_outputs
+from pipec.graph.ir import OutputKind
 from pipec.plan.model import Plan
 from tests.autodiff.chain import cut
 from tests.autodiff.zoo import CASES, seeded
@@ -31,8 +33,9 @@ def test_the_gradients_of_stages_are_the_models(name: str) -> None:
     tolerance = rounding_tolerance(plan.graph, SAME_KERNELS)
     found = compare_gradients(plan, plan.graph, inputs, tolerance, seed=1)
     trained = {n for s in plan.stages if s.training for n in s.training.trained}
-    assert {c.name for c in found} == trained
-    assert all(c.kind == "gradient" and c.ok for c in found)
+    assert {c.name for c in found if c.kind == "gradient"} == trained
+    assert all(c.ok for c in found)
+    assert sum(c.kind == "loss" for c in found) == 2
     assert max(c.scale for c in found) > 0
 
 
@@ -116,8 +119,70 @@ def test_a_gradient_that_cancels_is_judged_by_its_rounding(fault: float) -> None
     plan = pipec.compile(module, x, "3xcpu", loss=loss, schedule="1f1b", microbatches=6)
     inputs = [dict(zip(("x", "y"), x, strict=True))] * 2
     source = plan.graph
-    weights = {n: w * (1 + fault * (n == "parts.0.weight")) for n, w in source.weights.items()}
+    name = "parts.0.weight"
+    weights = {**source.weights, name: source.weights[name] * (1 + fault)}
     source = source.replace(weights=weights)
     found = compare_gradients(plan, source, inputs, 1e-6, seed=0)
     assert all(c.ok for c in found) == (fault == 0)
-    assert {c.name for c in found} == {name for name, _ in module.named_parameters()}
+    trained = {name for name, _ in module.named_parameters()}
+    assert {c.name for c in found if c.kind == "gradient"} == trained
+
+
+class Followed(nn.Module):
+    """Running statistics, and a mean that the next forward reads."""
+
+    mean: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)
+        self.register_buffer("mean", torch.full((8,), 0.1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norm(self.first(x)) * self.mean.clone()
+        self.mean = 0.5 * self.mean + h.detach().mean(0)
+        found: Tensor = self.last(h)
+        return found
+
+
+@pytest.mark.parametrize("fault", ["none", "a momentum", "buffers swapped", "a loss"])
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe{replicas=2}"])
+def test_what_the_training_forward_leaves_is_compared(schedule: str, fault: str) -> None:
+    """No gradient says what F makes of buffers and of the loss."""
+    torch.manual_seed(0)
+    model, x, target = Followed(), torch.randn(4, 8), torch.zeros(4, dtype=torch.long)
+    plan = pipec.compile(model, x, "2xcpu" if "{" in schedule else "1xcpu", stages=1,
+                         loss=(F.cross_entropy, target),
+                         schedule=schedule, microbatches=2)  # fmt: skip
+    (stage,) = plan.stages
+    assert stage.training
+    forward = stage.training.F
+    graph = with_outputs(forward, forward.outputs)
+    outputs = list(graph.outputs)
+    if fault == "a momentum":
+        norm = next(n for n in graph.calls if "batch_norm" in str(n.target))
+        norm.update_arg(6, 0.5)
+    elif fault == "a loss":
+        loss = next(k for k, o in enumerate(outputs) if o.kind is OutputKind.LOSS)
+        scores = next(n for n in graph.calls if "nll_loss" in str(n.target))
+        other = next(n for n in scores.users if n.args[1] == 1)
+        outputs[loss] = replace(outputs[loss], node=other.name)
+    elif fault == "buffers swapped":
+        at = {o.name: k for k, o in enumerate(outputs) if o.kind is OutputKind.BUFFER_UPDATE}
+        a, b = at["norm.running_mean"], at["norm.running_var"]
+        nodes = outputs[a].node, outputs[b].node
+        outputs[b], outputs[a] = (replace(outputs[k], node=n) for k, n in zip((b, a), nodes))
+    training = replace(stage.training, F=with_outputs(graph, tuple(outputs)))
+    wrong = plan.replace(stages=(replace(stage, training=training),))
+    inputs = [{"x": torch.randn(4, 8), "target": torch.randint(3, (4,))} for _ in range(2)]
+    found = compare_gradients(wrong, plan.graph, inputs, 1e-5, seed=0)
+    off = {c.name for c in found if not c.ok}
+    assert (
+        off
+        == {
+            "none": set(),
+            "a momentum": {"norm.running_mean", "norm.running_var"},
+            "buffers swapped": {"norm.running_mean", "norm.running_var"},
+            "a loss": {"loss"},
+        }[fault]
+    )

@@ -131,3 +131,59 @@ def test_a_sum_that_the_rows_divide_is_a_mean() -> None:
     with pipec.Pipeline(plan, optimizer=sgd) as pipeline, torch.no_grad():
         found = pipeline.step({"tokens": text, "target": text}).loss
         assert found == pytest.approx(float(mean(Tagger()(text), text)), rel=1e-5)
+
+
+WEIGHTS = torch.tensor([0.1, 1.0, 2.0])
+COUNTED: dict[str, Callable[..., Tensor]] = {
+    "class weights, cast": lambda y, t: LOSS(y, t, weight=WEIGHTS.double().to(y.dtype)),
+    "class weights, computed": lambda y, t: LOSS(y, t, weight=WEIGHTS / WEIGHTS.sum()),
+    "of weighted targets": lambda y, t: (
+        (LOSS(y, t.clamp(min=0), reduction="none") * WEIGHTS[t.clamp(min=0)]).sum()
+        / WEIGHTS[t.clamp(min=0)].sum()
+    ),
+    "one minus": lambda y, t: 1 - LOSS(y, t),
+    "two stacked": lambda y, t: torch.stack([LOSS(y, t), LOSS(-y, t)]).mean(),
+    "viewed": lambda y, t: LOSS(y, t)[None].sum(),
+    "bounded": lambda y, t: LOSS(y, t).clamp(max=100),
+    "own labels": lambda y, t: LOSS(y, y.detach().argmax(-1)),
+    "over a row": lambda y, t: LOSS(y, t.clamp(min=0), reduction="none").sum() / len(t),
+}  # fmt: skip
+UNKNOWN: dict[str, Callable[..., Tensor]] = {
+    "masked by scores": lambda y, t: LOSS(y, torch.where(y.detach()[:, 0] > 0, t, -100)),
+    "of numbers": lambda y, t: torch.where(t[:, None] < 0, torch.nan, y.square()).nanmean(),
+    "class weights of scores": lambda y, t: LOSS(y, t, weight=y.detach().square().mean(0)),
+    "adds up, in one": lambda y, _: 1 - y.square().sum(),
+    "adds up, product": lambda y, _: y.flatten() @ y.flatten(),
+    "adds up, einsum": lambda y, _: torch.einsum("bi,bi->", y, y),
+}
+
+
+def _ignored(loss: Callable[..., Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Weights after a step on 13 rows, some of whose targets do not count: here, and plainly."""
+    g = torch.Generator().manual_seed(1)
+    rows, target = torch.randn(13, 8, generator=g), torch.randint(0, 3, (13,), generator=g)
+    target[::3] = -100
+    target[12] = 1
+    model = torch.nn.Linear(8, 3)
+    plain = copy.deepcopy(model)
+    plan = pipec.compile(model, rows[:4], "1xcpu", loss=(loss, target[:4]), schedule="1f1b",
+                         microbatches=4)  # fmt: skip
+    with pipec.Pipeline(plan, optimizer=sgd, model=model, loss=loss) as pipeline:
+        pipeline.step({"input": rows, "target": target})
+        found = pipeline.state_dict()
+    assert found is not None
+    loss(plain(rows), target).backward()
+    torch.optim.SGD(plain.parameters(), lr=0.1).step()
+    return found, dict(plain.state_dict())
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_what_counts_is_found_behind_functions_of_scalars(name: str) -> None:
+    found, want = _ignored(COUNTED[name])
+    torch.testing.assert_close(found, want, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_a_count_that_no_input_tells_is_refused(name: str) -> None:
+    with pytest.raises(PlanError, match="adds up over" if "adds up" in name else "cannot be known"):
+        _ignored(UNKNOWN[name])
