@@ -28,6 +28,7 @@ from pipec.schedule.offload import insert_offload
 from pipec.schedule.registry import generate, placing
 from pipec.schedule.schedule import Schedule
 from pipec.schedule.steps import insert_state
+from pipec.simulate.costs import takes_costs
 from pipec.simulate.timeline import Timeline
 
 LIMIT = "memory_limit"
@@ -80,6 +81,14 @@ def fitted(
             got = "a memory limit, or a choice between recompute and offload, beside names"
             raise PassError("values that are named leave nothing to choose", got=got)
         return _with_named(plan, schedule, values, host=host)
+    if plan.schedule is None and takes_costs(schedule.name):
+        told = f"generator={schedule.name} microbatches={schedule.microbatches}"
+        raise PassError(
+            "an order that is made from costs would be another one once saved values are fitted",
+            got=f"schedule {schedule.name} behind the memory pass",
+            want="the order first, and the memory fitted to it",
+            hint=f"schedule{{{told}}} in front of the memory pass",
+        )
     if limit is not None:
         plan = plan.replace(options={**plan.options, LIMIT: float(limit)})
     if schedule.placement.separate:

@@ -235,6 +235,9 @@ def _decode_graph(
     outputs = tuple(
         GraphOutput(row["node"], OutputKind(row["kind"]), row["name"]) for row in data["outputs"]
     )
+    for o in outputs:
+        if decoder.env[o.node].meta["val"] is None:
+            raise ValueError(f"{o.node} yields nothing that could be a {o.kind}")
     decoder.graph.output(tuple(decoder.env[o.node] for o in outputs))
     values = {i.name: decoder.env[i.node].meta["val"] for i in inputs if i.kind.is_weight}
     return Graph(

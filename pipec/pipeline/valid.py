@@ -31,9 +31,19 @@ _LOSSES = (
 _SUMS = ("aten.sum.", "aten.nansum.", "aten.dot.", "aten.trace.")
 _PRODUCTS = ("aten.einsum.", "aten.matmul.", "aten.inner.", "aten.tensordot.", "aten.bmm.")
 _PASSED = ("aten._to_copy", "aten.alias", "aten.clone", "aten.detach", "getitem")
-_LINEAR = ("aten.mul.", "aten.add.", "aten.sub.", "aten.rsub.", "aten.neg.", "aten.stack.",
-           "aten.cat.", "aten.lerp.", "aten.where.", "aten.mean.", "aten.select.", "aten.squeeze.",
-           "aten.unsqueeze.", "aten.view.", "aten.reshape.", "aten.expand.", *_SUMS, *_PRODUCTS)  # fmt: skip
+_LINEAR = (
+    *(
+        "aten.mul.",
+        "aten.add.",
+        "aten.sub.",
+        "aten.rsub.",
+        "aten.neg.",
+        "aten.lerp.",
+        "aten.where.",
+    ),
+    *("aten.stack.", "aten.cat.", "aten.mean.", "aten.select.", "aten.expand.", "aten.squeeze."),
+    *("aten.unsqueeze.", "aten.view.", "aten.reshape.", *_SUMS, *_PRODUCTS),
+)
 """Ops on scalars through which a sum stays a sum."""
 _BOUNDED = ("aten.clamp", "aten.maximum.")
 

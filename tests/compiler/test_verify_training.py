@@ -170,8 +170,11 @@ def test_what_the_training_forward_leaves_is_compared(schedule: str, fault: str)
     elif fault == "buffers swapped":
         at = {o.name: k for k, o in enumerate(outputs) if o.kind is OutputKind.BUFFER_UPDATE}
         a, b = at["norm.running_mean"], at["norm.running_var"]
-        nodes = outputs[a].node, outputs[b].node
-        outputs[b], outputs[a] = (replace(outputs[k], node=n) for k, n in zip((b, a), nodes))
+        first, second = outputs[a].node, outputs[b].node
+        outputs[a], outputs[b] = (
+            replace(outputs[a], node=second),
+            replace(outputs[b], node=first),
+        )
     training = replace(stage.training, F=with_outputs(graph, tuple(outputs)))
     wrong = plan.replace(stages=(replace(stage, training=training),))
     inputs = [{"x": torch.randn(4, 8), "target": torch.randint(3, (4,))} for _ in range(2)]

@@ -264,6 +264,13 @@ def test_bad_types(text: str) -> None:
         empty_of_type(text)
 
 
+def test_an_output_that_yields_nothing_is_refused() -> None:
+    graph = graph_to_json(_with_getitem(kinds_of_arguments()))
+    graph["nodes"][-1]["type"] = None
+    with pytest.raises(GraphError, match="damaged"):
+        graph_from_json(graph)
+
+
 def test_nothing_of_the_machine_is_in_the_text() -> None:
     text = dumps(graph_to_json(mlp())) + graph_to_python(mlp())
     assert str(Path.cwd()) not in text

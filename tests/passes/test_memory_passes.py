@@ -290,6 +290,21 @@ def test_what_was_fitted_for_one_schedule_is_refused_under_another() -> None:
     assert "generator=gpipe microbatches=8" in str(told.value)
 
 
+def test_an_order_made_from_costs_stands_in_front_of_the_memory_pass() -> None:
+    """Behind it, it would be another one than was fitted: the hint is one that can be followed."""
+    order = "schedule{generator=synthesized microbatches=8}"
+    plain = run_passes(parse_pipeline(f"{order},simulate"), plan_of()).timeline
+    assert plain is not None
+    limit = 0.995 * max(plain.peak_bytes)
+    with pytest.raises(PassError, match="made from costs") as told:
+        InsertRecompute(memory_limit=limit, generator="synthesized").run(plan_of())
+    assert order in str(told.value)
+    passes = f"{order},insert-recompute{{memory-limit={limit}}},simulate"
+    made = run_passes(parse_pipeline(passes), plan_of())
+    assert made.timeline is not None
+    assert max(made.timeline.peak_bytes) <= limit
+
+
 @pytest.mark.parametrize("kind", [InsertRecompute, InsertOffload])
 def test_an_impossible_limit_says_how_far_it_was(kind: type[Any]) -> None:
     with pytest.raises(PassError, match="does not fit device") as told:
