@@ -17,36 +17,19 @@ TIMED = ("-DPIPEC_TIMED", "-U_FORTIFY_SOURCE")
 """The same, with the cycle of every handshake."""
 SANITIZED = ("-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 """Address and undefined-behaviour sanitizers."""
-SOURCES = ("src/stage_top.cpp", "tb/tb_stage.cpp")
+OWN = ("src/stage_top.cpp", "tb/tb_stage.cpp")
+COMMON = ("tb/port_files.cpp", "csim/dataflow.cpp")
+"""The same in all stages; each includes no other file than its header."""
+SOURCES = (*OWN, *COMMON)
 INCLUDES = ("-Isrc", "-Isrc/engines", "-Itb", "-Icsim")
 
 
-def arguments(target: str, extra: Sequence[str] = ()) -> list[str]:
-    """What the compiler is told in the stage directory.
-
-    Args:
-        target: Binary to write.
-        extra: `BOUNDED`, `TIMED`, `SANITIZED`, or nothing.
-    """
-    return [*STANDARD, *FLAGS, *extra, *INCLUDES, *SOURCES, "-o", target]
-
-
-def digest(stage: Path, extra: Sequence[str] = ()) -> str:
-    """Digest of everything that the binary is made of; weights are read when it runs."""
-    found = hashlib.sha256(" ".join([compiler(), *arguments("tb", extra)]).encode())
-    for folder in ("src", "tb", "csim"):
-        for path in sorted((stage / folder).rglob("*")):
-            if path.suffix in (".h", ".cpp"):
-                found.update(f"{path.relative_to(stage)}\0".encode() + path.read_bytes())
-    return found.hexdigest()
-
-
 def build(stage: Path, extra: Sequence[str] = ()) -> Path:
-    """Compile the test bench of a stage, unless this process has done so.
+    """Compile the test bench of a stage; what is the same in all stages, once per process.
 
     Args:
         stage: Directory of an emitted stage.
-        extra: Further flags, as of `arguments`.
+        extra: Further flags: `BOUNDED`, `TIMED`, `SANITIZED`, or nothing.
 
     Returns:
         The binary.
@@ -57,10 +40,24 @@ def build(stage: Path, extra: Sequence[str] = ()) -> Path:
     for source in SOURCES:
         if not (stage / source).is_file():
             raise BackendError("an emitted file is missing", where=stage / source)
-    binary = workspace() / digest(stage, extra)
-    if binary.exists():
-        return binary
-    half = binary.with_suffix(f".{threading.get_ident()}")  # equal stages may meet here
-    compile_cpp(arguments(str(half), extra), "the emitted C++", stage)
-    half.replace(binary)
-    return binary
+    common = [
+        str(_made(stage, [source.replace(".cpp", ".*")], ("-c", source), extra))
+        for source in COMMON
+    ]
+    return _made(stage, ("src/*", "src/engines/*", "tb/*", "csim/*"), (*OWN, *common), extra)
+
+
+def _made(stage: Path, read: Sequence[str], rest: Sequence[str], extra: Sequence[str]) -> Path:
+    """What the compiler makes of texts, unless this process has it."""
+    command = [*STANDARD, *FLAGS, *extra, *INCLUDES, *rest]
+    digest = hashlib.sha256(" ".join([compiler(), *command]).encode())
+    for path in sorted(path for pattern in read for path in stage.glob(pattern)):
+        if path.suffix in (".h", ".cpp"):  # weights are read when it runs
+            digest.update(f"{path.relative_to(stage)}\0".encode() + path.read_bytes())
+    made = workspace() / digest.hexdigest()
+    if made.exists():
+        return made
+    half = made.with_suffix(f".{threading.get_ident()}")  # equal stages may meet here
+    compile_cpp([*command, "-o", str(half)], "the emitted C++", stage)
+    half.replace(made)
+    return made

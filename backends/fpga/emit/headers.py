@@ -9,8 +9,10 @@ from pipec.backends.fpga.cpp import comment, cpp_type, identifier
 
 _FOLDER = files("pipec.backends.fpga") / "hls"
 
-STAND_INS = ("hls_stream.h", "queue.h", "dataflow.h", "ap_axi_sdata.h", "ap_int.h")
-"""Headers in ``csim/`` that stand in for a vendor's where there is none."""
+BENCH = ("testbench.h", "port_files.h", "port_files.cpp")
+"""Files in ``tb/`` that every test bench shares."""
+STAND_INS = ("hls_stream.h", "queue.h", "dataflow.h", "dataflow.cpp", "ap_axi_sdata.h", "ap_int.h")
+"""Files in ``csim/`` that stand in for a vendor's where there is none."""
 
 
 def own_header(name: str) -> str:

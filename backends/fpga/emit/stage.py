@@ -8,7 +8,7 @@ stage0_xcvu9p/
   mover/  host/  sim/                          where the board has a Vitis platform: kernels between
                                                memory and streams, host program, board in software
   src/   stage_top.cpp  stage_top.h  types.h  engines/*.h  weights/*.bin
-  tb/    tb_stage.cpp  testbench.h  port_files.h  golden/*.bin
+  tb/    tb_stage.cpp  testbench.h  port_files.h  port_files.cpp  golden/*.bin
   csim/  hls_stream.h  dataflow.h ...          stand-ins, for plain g++ only
 ```
 """
@@ -22,7 +22,7 @@ import torch
 
 from pipec.backends.fpga.cpp import identifier
 from pipec.backends.fpga.design import StageDesign
-from pipec.backends.fpga.emit.headers import STAND_INS, own_header
+from pipec.backends.fpga.emit.headers import BENCH, STAND_INS, own_header
 from pipec.backends.fpga.emit.link import Site
 from pipec.backends.fpga.emit.scripts import scripts
 from pipec.backends.fpga.emit.source import (
@@ -134,7 +134,7 @@ def texts_of(
         "src/stage_top.h": stage_top_h(design),
         "src/stage_top.cpp": stage_top_cpp(design),
         "tb/tb_stage.cpp": tb_stage_cpp(design, frames=1, tolerance=tolerance, own=own or {}),
-        **{f"tb/{name}": own_header(f"tb/{name}") for name in ("testbench.h", "port_files.h")},
+        **{f"tb/{name}": own_header(f"tb/{name}") for name in BENCH},
         **{f"src/engines/{name}": own_header(f"engines/{name}") for name in headers(design)},
         **{f"csim/{name}": own_header(f"csim/{name}") for name in STAND_INS},
         **scripts(design, tolerance, site, own),

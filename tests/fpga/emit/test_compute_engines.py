@@ -1,5 +1,6 @@
 """Every computing engine against torch or numpy, through emission, g++ and a run."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,6 +9,8 @@ import pytest
 import torch
 from torch.nn import functional
 
+from pipec.backends.fpga.csim import build as csim_build
+from pipec.backends.fpga.emit.stage import write_stage
 from pipec.backends.fpga.engines.map import Map
 from pipec.backends.fpga.engines.matmul import Matmul
 from pipec.backends.fpga.engines.mvu import Mvu
@@ -18,7 +21,7 @@ from pipec.backends.fpga.engines.steps import BINARY, UNARY, Step
 from pipec.backends.fpga.engines.swg import Swg
 from pipec.backends.fpga.engines.tiles import ceil_div
 from pipec.backends.fpga.engines.vvu import Vvu
-from tests.fpga.emit.harness import Array, Case, check, rng
+from tests.fpga.emit.harness import Array, Case, check, design_of, rng
 
 
 def tiles(weight: Array, pe: int, simd: int, kp: int = 1) -> Array:
@@ -349,3 +352,35 @@ def test_wide_words_and_every_memory_compile(tmp_path: Path, memory: Memory) -> 
     kernel = (tmp_path / "stage/src/stage_top.cpp").read_text()
     assert f"impl = {'lutram' if memory is Memory.LUT else 'uram'}" in kernel
     assert "#pragma HLS ARRAY_PARTITION variable = table::wide_weight.lane dim = 2" in kernel
+
+
+def test_what_has_changed_is_compiled_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage, made = tmp_path / "stage", list[list[str]]()
+
+    def compiles(command: list[str], *_: object) -> None:
+        made.append(command)
+        Path(command[-1]).touch()
+
+    monkeypatch.setattr(csim_build, "compile_cpp", compiles)
+    monkeypatch.setattr(csim_build, "workspace", lambda: tmp_path)
+    write_stage(design_of([map_case("copy", [])]), stage, golden=None)
+    built = csim_build.build(stage, csim_build.TIMED)
+    assert len(made) == 1 + len(csim_build.COMMON)
+    for source in (stage / s for s in csim_build.COMMON):
+        includes = re.findall(r'#include "(.*)"', source.read_text())
+        assert includes == [f"{source.stem}.h"]
+        assert '#include "' not in source.with_suffix(".h").read_text()
+    texts = [*stage.rglob("*.h"), *stage.rglob("*.cpp")]
+    assert len(texts) > 16
+    for path in texts:
+        text = path.read_text()
+        path.write_text(text + "\n")
+        made.clear()
+        assert csim_build.build(stage, csim_build.TIMED) != built
+        apart = [s for s in csim_build.COMMON if Path(s).stem == path.stem]
+        assert [c[c.index("-c") + 1] for c in made if "-c" in c] == apart
+        path.write_text(text)
+        assert csim_build.build(stage, csim_build.TIMED) == built
+    assert csim_build.build(stage, csim_build.BOUNDED) != built

@@ -158,11 +158,11 @@ class buffers {
 class source : public buffers {
  public:
   source(const board &on, const std::string &mover, const std::string &port, std::size_t frame)
-      : buffers(on, mover, frame), file_(on.told.folder() + "/" + port + ".bin", frame) {}
+      : buffers(on, mover, frame), file_(on.told.folder(), port.c_str(), frame) {}
 
   tb::inlet *file() { return &file_; }
   void load(int call) {
-    at(call).write(file_.bytes().data(), file_.bytes().size(), 0);
+    at(call).write(file_.data().data(), file_.data().size(), 0);
     at(call).sync(XCL_BO_SYNC_BO_TO_DEVICE);
   }
   void start(int call, int frames) { start_on(call, frames); }
@@ -189,25 +189,26 @@ class sink_of : public sink {
           double tolerance)
       : sink(on, mover, tokens * sizeof(vec<T, P>)),
         port_(port),
-        path_(on.told.folder() + "/" + port + ".bin"),
-        tolerance_(tolerance) {
-    if (!on.told.golden()) file_ = std::make_unique<tb::outlet>(path_);
-  }
+        folder_(on.told.folder()),
+        tolerance_(tolerance),
+        golden_(on.told.golden()),
+        file_(folder_, port, !golden_) {}
 
   bool store(int call, int frames) override {
-    std::vector<vec<T, P>> found(std::size_t(frames) * frame_ / sizeof(vec<T, P>));
+    tb::bytes found(std::size_t(frames) * frame_);
     at(call).sync(XCL_BO_SYNC_BO_FROM_DEVICE);
-    at(call).read(found.data(), found.size() * sizeof(vec<T, P>), 0);
-    if (!file_) return tb::agree(found, path_, port_, std::size_t(frames), tolerance_);
-    file_->put(found);
+    at(call).read(found.data(), found.size(), 0);
+    if (golden_) return tb::agree<T, P>(found, folder_, port_, std::size_t(frames), tolerance_);
+    file_.put(found.data(), found.size());
     return true;
   }
 
  private:
   const char *port_;
-  std::string path_;
+  std::string folder_;
   double tolerance_;
-  std::unique_ptr<tb::outlet> file_;
+  bool golden_;
+  tb::outlet file_;
 };
 
 // The kernels of a board and what they need around each call.
