@@ -287,7 +287,7 @@ def test_a_model_without_loss_is_run_forward() -> None:
 
 def test_values_leave_between_the_parts_of_a_stage_where_memory_binds() -> None:
     """One device, one microbatch in flight: whole stages can only compute again."""
-    made, plain = maker("1xv100", layers=16, batch=4096), Candidate(1, 1, "1f1b", 4096, 8)
+    made, plain = maker("1xv100", layers=8, batch=4096), Candidate(1, 1, "1f1b", 4096, 8)
     free = Predictor(made).predict(plain)
     room = 0.8 * max(free.peak_bytes)
     (device,) = shrunk(made.cluster, room).devices

@@ -8,6 +8,7 @@ the deadlock that is reported.
 """
 
 import tempfile
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -186,13 +187,22 @@ _OUTSIDE = -1
 SOURCE = files("pipec.backends.fpga") / "simulator" / "simulate.cpp"
 
 
-@cache
+_one_at_a_time = threading.Lock()
+"""What one thread runs, no other may write."""
+
+
 def binary() -> Path:
     """The compiled simulator.
 
     Raises:
         BackendError: There is no compiler, or it fails.
     """
+    with _one_at_a_time:
+        return _binary()
+
+
+@cache
+def _binary() -> Path:
     target = workspace() / "simulate"
     source = workspace() / "simulate.cpp"
     source.write_text(SOURCE.read_text(encoding="utf-8"), encoding="utf-8")

@@ -10,6 +10,7 @@ from threading import Barrier
 import pytest
 
 from pipec.backends.fpga import toolchain
+from pipec.backends.fpga.simulator import native
 
 
 class Slow(tempfile.TemporaryDirectory[str]):
@@ -35,3 +36,19 @@ def test_threads_share_one_directory_that_stays(monkeypatch: pytest.MonkeyPatch)
     assert len(found) == 1
     assert found.pop().is_dir()
     made().cleanup()
+
+
+def test_threads_share_one_simulator(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    made = list[Path]()
+
+    def compiles(arguments: list[str | Path], _: str) -> None:
+        made.append(Path(arguments[-1]))
+        time.sleep(0.05)
+
+    monkeypatch.setattr(native, "compile_cpp", compiles)
+    monkeypatch.setattr(native, "workspace", lambda: tmp_path)
+    monkeypatch.setattr(native, "_binary", cache(native._binary.__wrapped__))
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: native.binary(), range(4)))
+    assert found == [tmp_path / "simulate"] * 4
+    assert made == [tmp_path / "simulate"]
