@@ -31,19 +31,9 @@ _LOSSES = (
 _SUMS = ("aten.sum.", "aten.nansum.", "aten.dot.", "aten.trace.")
 _PRODUCTS = ("aten.einsum.", "aten.matmul.", "aten.inner.", "aten.tensordot.", "aten.bmm.")
 _PASSED = ("aten._to_copy", "aten.alias", "aten.clone", "aten.detach", "getitem")
-_LINEAR = (
-    *(
-        "aten.mul.",
-        "aten.add.",
-        "aten.sub.",
-        "aten.rsub.",
-        "aten.neg.",
-        "aten.lerp.",
-        "aten.where.",
-    ),
-    *("aten.stack.", "aten.cat.", "aten.mean.", "aten.select.", "aten.expand.", "aten.squeeze."),
-    *("aten.unsqueeze.", "aten.view.", "aten.reshape.", *_SUMS, *_PRODUCTS),
-)
+_SHAPES = "stack cat select expand squeeze unsqueeze view reshape"
+_FACTORS = "mul add sub rsub neg lerp where mean"
+_LINEAR = (*(f"aten.{n}." for n in f"{_SHAPES} {_FACTORS}".split()), *_SUMS, *_PRODUCTS)
 """Ops on scalars through which a sum stays a sum."""
 _BOUNDED = ("aten.clamp", "aten.maximum.")
 

@@ -132,8 +132,8 @@ def data_from_spec(spec: str) -> Batch:
         with user_code(f"the data function failed at microbatch {number}", hint, PipecError):
             given = function(number)
         if not isinstance(given, Mapping):
-            want = "a mapping from input names to tensors"
-            raise PipecError("the data function gave no inputs", where=spec, got=given, want=want)
+            got, want = type(given).__name__, "a mapping from input names to tensors"
+            raise PipecError("the data function gave no inputs", where=spec, got=got, want=want)
         return given
 
     return batch

@@ -361,8 +361,8 @@ class Executor:
         """What runs other graphs of the same stages on this device's weights, as they are now."""
         weights = ChainMap(self.live(), dict(programs[0].plan.graph.weights))
         made = Executor(
-            programs[0], self.device, self.transport, batch, Settings(), weights, self.compute,
-            borrows=True,
+            programs[0], self.device, self.transport, batch, Settings(seed=self.settings.seed),
+            weights, self.compute, borrows=True,
         )  # fmt: skip
         for program in programs[1:]:
             made.add_shape(program)

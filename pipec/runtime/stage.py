@@ -5,13 +5,14 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from pipec.errors import PlanError
+from pipec.errors import BackendError, PlanError
 from pipec.graph.ir import Graph, InputKind, OutputKind, tensor
 from pipec.graph.torch_private import storage_key
 from pipec.runtime.draws import Stream, drawing, reseeded
 from pipec.runtime.placed import placed
 from pipec.runtime.program import StageProgram
 from pipec.runtime.tensors import TensorType
+from pipec.user_module import user_code
 
 _CPU = torch.device("cpu")
 Tensors = dict[str, torch.Tensor]
@@ -104,7 +105,8 @@ class StageRunner:
     ) -> Outcome:
         graph = self._graphs[kind]
         args = [given.get(i.kind, weights)[i.name] for i in graph.inputs]
-        with torch.no_grad():
+        doing, hint = f"{kind} of stage {self.program.index} failed", "indices may be out of range"
+        with torch.no_grad(), user_code(doing, hint, BackendError):
             results = self._function(kind, graph)(*args)
         outcome: Outcome = defaultdict(dict)
         for o, value in zip(graph.outputs, results, strict=True):

@@ -200,3 +200,31 @@ def test_a_program_is_trusted_as_it_was(tmp_path: Path) -> None:
         file.write_bytes(file.read_bytes() + b" ")
         with pytest.raises(FrontendError, match="only if you trust it"):
             pipeline.evaluate([[t[:2] for t in batch]])
+
+
+class Sampled(nn.Module):
+    """Draws in evaluation too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.layer(x)
+        return found + torch.rand_like(found)
+
+
+def test_evaluation_draws_by_the_seed_and_not_by_the_steps_before() -> None:
+    model, x = Sampled(), torch.randn(8, 3)
+    loss = (nn.functional.mse_loss, x[:4])
+    plan = pipec.compile(model, x[:4], "1xcpu", loss=loss, schedule="1f1b", microbatches=2)
+    batch, found = {"x": x, "target": x}, list[float | None]()
+    for seed in (1, 2, 1):
+        with pipec.Pipeline(
+            plan, optimizer=lambda p: torch.optim.SGD(p, lr=0.0), model=model, loss=loss[0],
+            seed=seed,
+        ) as pipeline:  # fmt: skip
+            if found:
+                pipeline.step(batch)
+            found.append(pipeline.evaluate([batch]).loss)
+    assert found[0] == found[2] != found[1]

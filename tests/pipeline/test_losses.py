@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import pipec
-from pipec.errors import PlanError
+from pipec.errors import BackendError, PlanError
 from pipec.graph.extract import with_outputs
 from pipec.graph.ir import Graph
 from pipec.plan.rules.verify import verify as check
@@ -187,3 +187,13 @@ def test_what_counts_is_found_behind_functions_of_scalars(name: str) -> None:
 def test_a_count_that_no_input_tells_is_refused(name: str) -> None:
     with pytest.raises(PlanError, match="adds up over" if "adds up" in name else "cannot be known"):
         _ignored(UNKNOWN[name])
+
+
+def test_a_target_out_of_range_is_one_error_that_names_the_stage() -> None:
+    text = torch.randint(0, 11, (16, 8))
+    batch = {"tokens": text, "target": torch.full_like(text, 11)}
+    with (
+        pipec.Pipeline(plan_of(Tagger(), "1f1b"), optimizer=sgd) as pipeline,
+        pytest.raises(BackendError, match=r"F of stage 1 failed\n.*IndexError: Target 11"),
+    ):
+        pipeline.step(batch)
