@@ -4,6 +4,7 @@
 new ones (HYPOTHESIS_PROFILE=fuzz), to find what the fixed ones miss.
 """
 
+import gc
 import os
 import tempfile
 
@@ -15,3 +16,6 @@ os.environ["XDG_STATE_HOME"] = _STATE.name  # plans of tests are no plans of the
 settings.register_profile("fixed", derandomize=True, deadline=None, database=None)
 settings.register_profile("fuzz", deadline=None, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
+
+# With all of torch in memory, looking for cycles took a tenth of the processor time.
+gc.set_threshold(10_000)
