@@ -258,7 +258,7 @@ def chained(
     grads: Tensors = {}
     for k, stage in reversed(list(enumerate(stages))):
         assert stage.training is not None
-        runners[k].saved[0] = change(k, runners[k].saved[0])
+        runners[k].saved[0] = change(k, runners[k].saved.get(0, {}))
         if stage.loss is not None:
             back[stage.loss] = torch.ones((), dtype=stage.loss_dtype)
         given = {n: back[n] for n in stage.training.gradients_in()}

@@ -82,13 +82,13 @@ class StageRunner:
         given = {InputKind.VALUE: values, InputKind.INPUT: here}
         with drawing(stream):
             outcome = self._run("F", weights, given)
-        if self.program.training:
+        if self.program.training and outcome[OutputKind.SAVED]:
             self.saved[microbatch] = outcome[OutputKind.SAVED]
         return outcome
 
     def backward(self, kind: str, microbatch: int, weights: Tensors, gradients: Tensors) -> Outcome:
         """Run B, I or W on the saved values of ``microbatch``, which B and W let go."""
-        saved = self.saved[microbatch] if kind == "I" else self.saved.pop(microbatch)
+        saved = self.saved.get(microbatch, {}) if kind == "I" else self.saved.pop(microbatch, {})
         given = {InputKind.SAVED: saved, InputKind.GRADIENT: gradients}
         outcome = self._run(kind, weights, given)
         if kind == "I":

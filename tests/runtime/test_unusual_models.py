@@ -1,6 +1,7 @@
 """Models that people write and test suites forget: state, frozen parts, writes in place."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,15 +11,17 @@ from torch import Tensor, nn
 
 from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.driver import default_passes, make_plan
+from pipec.compiler.reside import through_host
 from pipec.errors import GraphError, PlanError
 from pipec.frontends.trace import Loss, trace
 from pipec.graph.ir import Source
 from pipec.plan.rules.verify import verify
 from pipec.runtime.executor import Settings
 from pipec.runtime.local import LocalPipeline
+from pipec.schedule.registry import generate
 from tests.autodiff.chain import Case
 from tests.autodiff.zoo import floats, seeded
-from tests.runtime.pipelines import accumulated, batches, staged
+from tests.runtime.pipelines import accumulated, batches, scheduled, staged, staged_graph
 
 
 class Layers(nn.Module):
@@ -199,6 +202,29 @@ def test_a_cut_between_the_readers_of_a_buffer_and_its_update_breaks_a_rule() ->
     plan = staged(case, seeded(case), 2)
     with pytest.raises(PlanError, match=r"stage 0 reads buffer norm\.running_mean"):
         verify(plan)
+
+
+class Shifted(Layers):
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.c(torch.tanh(self.b(torch.tanh(self.a(x + 1)))))
+        return result
+
+
+def test_a_stage_that_saves_nothing_trains_apart_from_its_forward() -> None:
+    """PipeFB brings the device of B nothing of such a stage."""
+    case = Case(Shifted, F.cross_entropy, floats(4, 8))
+    module = seeded(case)
+    args, target = case.batch(0)
+    graph = trace(module, args, loss=Loss(case.loss, target), source=Source("memory", "test"))
+    parts: Any = [SimpleNamespace(calls=graph.calls[:1]), SimpleNamespace(calls=graph.calls[1:])]
+    plan = staged_graph(graph, parts)
+    plan = through_host(plan, generate("pipefb", 2, 1))
+    plan = plan.replace(schedule=scheduled(plan, "pipefb", 1))
+    pipeline = LocalPipeline(plan, batches(case, graph), Settings(sgd))
+    losses, got = pipeline.run(1), pipeline.state_dict()
+    want_losses, want = accumulated(case, module, sgd, 1, 1)
+    torch.testing.assert_close(losses, want_losses, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
 
 
 def test_a_sparse_gradient_is_refused() -> None:
