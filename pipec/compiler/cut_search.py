@@ -176,7 +176,12 @@ class CutSearch:
         for k in range(count):
             mine = np.array([u for u in rank if stage[u] == k])
             if len(mine) < parts:
-                raise too_many_stages(self._stages, self.units, self.problem)
+                raise PartitionError(
+                    "a stage cannot be cut into so many parts",
+                    where=f"stage {k} of {count}",
+                    got=f"{parts} parts of {len(mine)} placement units",
+                    hint="fewer parts, or fewer stages",
+                )
             sums = saved[mine].cumsum()
             ends = np.searchsorted(sums, sums[-1] * np.arange(1, parts) / parts) + 1
             turn = np.arange(parts - 1)  # no part is empty

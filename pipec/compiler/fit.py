@@ -359,11 +359,14 @@ class Fit:
             if count < 1 or (other, count) == (name, m):
                 continue
             try:
-                order = completed(generate(other, n, count, **options), found.plan)
+                compute = generate(other, n, count, **options)
+                if compute.placement != self.schedule.placement:
+                    continue
+                order = completed(compute, found.plan)
                 peaks = np.array(plan_timeline(found.plan, order).peak_bytes)
             except PipecError:
                 continue
-            if order.placement == self.schedule.placement and (peaks <= self.limits).all():
+            if (peaks <= self.limits).all():
                 told = spelled(other, mine if options is given else others)
                 return f"schedule {told} with {count} microbatches fits"
         more = [t for t, able in (("recompute=true", self.recompute), ("insert-offload", self.host))

@@ -28,7 +28,7 @@ _LOSSES = (
     "aten.nll_loss2d_forward.default",
 )
 """Ops of scores, target, class weights, reduction and ignored index."""
-_SUMS = ("aten.sum.", "aten.nansum.", "aten.dot.", "aten.trace.")
+_SUMS = ("aten.sum.", "aten.nansum.", "aten.cumsum.", "aten.dot.", "aten.trace.")
 _PRODUCTS = ("aten.einsum.", "aten.matmul.", "aten.inner.", "aten.tensordot.", "aten.bmm.")
 _PASSED = ("aten._to_copy", "aten.alias", "aten.clone", "aten.detach", "getitem")
 _SHAPES = "stack cat select expand squeeze unsqueeze view reshape"
@@ -206,11 +206,12 @@ def _is_sum(node: object, rows: int) -> bool:
             return True
         if name.startswith((*_SUMS, "aten.mean.")):
             dims, shape = _argument(node, "dim"), tensor(node.all_input_nodes[0]).shape
+            dims = [dims] if isinstance(dims, int) else dims
             if not dims or len(dims) == len(shape) or (
                 any(d % len(shape) == 0 for d in dims) and shape[0] % rows == 0
             ):  # fmt: skip
                 found = name.startswith(_SUMS)
-        elif not any(p in name for p in (*_PASSED, "aten.neg.")):
+        elif not any(p in name for p in (*_PASSED, "aten.neg.", "aten.select.")):
             break
         node = node.args[0]
     return found

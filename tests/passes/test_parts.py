@@ -17,7 +17,7 @@ from pipec.compiler.pass_manager import parse_pipeline, run_passes
 from pipec.compiler.reside import applied, best, planned
 from pipec.compiler.residency import saved_in_order
 from pipec.compiler.timeline import plan_timeline
-from pipec.errors import PassError, PlanError
+from pipec.errors import PassError, PipecError, PlanError
 from pipec.frontends.trace import Loss, trace
 from pipec.graph.ir import Source
 from pipec.plan.model import Plan
@@ -213,3 +213,8 @@ def test_the_choice_is_never_slower_than_selective_offload_by_lifespan(
     found = best(plan, order, limit, recompute=recompute, host=True)
     assert max(found.timeline.peak_bytes) <= limit
     assert found.timeline.seconds <= min(f.timeline.seconds for f in by_rule) * (1 + 1e-9)
+
+
+def test_a_stage_of_fewer_units_than_parts_is_named() -> None:
+    with pytest.raises(PipecError, match=r"stage 0 of 2[^§]*40 parts of \d+ placement units"):
+        cut_for("1f1b{parts=40}", 80)

@@ -155,6 +155,8 @@ UNKNOWN: dict[str, Callable[..., Tensor]] = {
     "adds up, in one": lambda y, _: 1 - y.square().sum(),
     "adds up, product": lambda y, _: y.flatten() @ y.flatten(),
     "adds up, einsum": lambda y, _: torch.einsum("bi,bi->", y, y),
+    "adds up, step by step": lambda y, _: y.square().flatten().cumsum(0)[-1],
+    "adds up, one column": lambda y, _: y.square().sum(0)[0],
 }
 
 
