@@ -241,7 +241,7 @@ class PartitionPass(Pass):
         cluster, free = plan.cluster, self.order == "free"
         links = tuple(_link(cluster, a, b) for a, b in pairwise(place.forward))
         kinds = tuple((d.kind, d.memory_bytes) for d in cluster.devices)
-        key = id(costs), place.forward, kinds, links, self.activations, free
+        key = id(costs), plan.target, place.forward, kinds, links, self.activations, free
         known = _seeded.setdefault(plan.graph.module, {})
         if key not in known:
             try:

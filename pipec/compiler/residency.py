@@ -83,8 +83,8 @@ def stage_work(plan: Plan) -> list[StageWork]:
         assert stage.training is not None
         device, seconds = device_of(plan, stage, backward=True), timing.compute_seconds
         if device != device_of(plan, stage) and plan.costs is not None:
-            row = plan.costs.of(device.kind)
-            seconds = sum(row.get(n.name, 0.0) for n in lower(stage.graph).graph.calls)
+            calls = lower(stage.graph).graph.calls
+            seconds = plan.costs.total(device.kind, (n.name for n in calls))
         found.append(StageWork(stage.training, device, seconds))
     return found
 

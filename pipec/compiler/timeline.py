@@ -125,12 +125,14 @@ def _with_processors(facts: Facts, schedule: Schedule, times: Times) -> Times:
     taken = {kind: list(seconds) for kind, seconds in own.items()}
     for number, c in enumerate(schedule.channels):
         src, dst = _ends(schedule, number)
-        for cost in _measured(facts, (src,)) if src != dst else ():
-            for kind in _WRITER[c.kind]:
-                taken[kind][c.src] += cost.sending(c.nbytes)
-        for cost in _measured(facts, (dst,)) if src != dst else ():
-            for kind in _READER[c.kind]:
-                taken[kind][c.dst] += cost.receiving(c.nbytes)
+        ends = (
+            (src, c.src, _WRITER[c.kind], MessageCost.sending),
+            (dst, c.dst, _READER[c.kind], MessageCost.receiving),
+        )
+        for device, stage, kinds, seconds in ends if src != dst else ():
+            for cost in _measured(facts, (device,)):
+                for kind in kinds:
+                    taken[kind][stage] += seconds(cost, c.nbytes)
     step = tuple(taken.pop(_K.STEP))
     return replace(times, compute={kind: tuple(s) for kind, s in taken.items()}, step=step)
 

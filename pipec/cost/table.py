@@ -84,6 +84,15 @@ class CostTable:
             return self.backward[kind]
         return {name: self.nodes[name].backward * s for name, s in self.of(kind).items()}
 
+    def total(self, kind: str, names: Iterable[str], *, trains: bool = False) -> float:
+        """Seconds of some nodes, with their backward if they are trained.
+
+        Raises:
+            CostError: The table has no figures for this kind.
+        """
+        rows = [self.of(kind), *([self.backward_of(kind)] if trains else [])]
+        return sum(row.get(n, 0.0) for n in names for row in rows)
+
     def slowest(self, kinds: Iterable[str], names: Collection[str], *, trains: bool) -> str:
         """The kind of device on which some nodes take longest; the first by name of equal ones.
 
@@ -98,11 +107,7 @@ class CostTable:
         every = sorted(set(kinds))
         if len(every) == 1:
             return every[0]
-        took = dict[str, float]()
-        for kind in every:
-            rows = [self.of(kind), *([self.backward_of(kind)] if trains else [])]
-            took[kind] = sum(row.get(n, 0.0) for row in rows for n in names)
-        return max(every, key=took.__getitem__)
+        return max(every, key=lambda kind: self.total(kind, names, trains=trains))
 
     def to_json(self) -> dict[str, object]:
         """The table as plain data; what was not measured is left out."""
