@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from pipec.errors import FrontendError
 from pipec.frontends.origins import module_origin
+from pipec.frontends.regions import written_out
 from pipec.graph.torch_private import (
     HigherOrderOperator,
     OpOverload,
@@ -95,33 +96,13 @@ def _inline(module: fx.GraphModule, node: fx.Node) -> None:
     """Replace one ``wrap_with_set_grad_enabled(enabled, body, *operands)`` by its body."""
     enabled, reference, *operands = node.args
     assert isinstance(reference, fx.Node)
-    body: fx.GraphModule = getattr(module, str(reference.target))
-    holes = [n for n in body.graph.nodes if n.op == "placeholder"]
-    env: dict[fx.Node, Any] = dict(zip(holes, operands, strict=True))
-    results: Sequence[Any] = ()
-    with module.graph.inserting_before(node):
-        for n in body.graph.nodes:
-            if n.op == "output":
-                results = [env.get(r, r) for r in n.args[0]]
-            elif n.op == "get_attr":
-                env[n] = _adopted(module, body, n)
-            elif n.op != "placeholder":
-                env[n] = module.graph.node_copy(n, env.__getitem__)
-                env[n].meta["custom"] = {**(n.meta.get("custom") or {}), _MARK: not enabled}
-    for item in list(node.users):
-        item.replace_all_uses_with(results[item.args[1]])  # type: ignore[index]
-        module.graph.erase_node(item)
-    module.graph.erase_node(node)
+
+    def marked(n: fx.Node) -> dict[str, Any]:
+        return {**n.meta, "custom": {**(n.meta.get("custom") or {}), _MARK: not enabled}}
+
+    written_out(module, node, getattr(module, str(reference.target)), operands, marked)
     if not reference.users:
         module.graph.erase_node(reference)
-
-
-def _adopted(module: fx.GraphModule, body: fx.GraphModule, node: fx.Node) -> fx.Node:
-    """A reference, in ``module``, to what ``node`` refers to in ``body``."""
-    stem = f"{node.target}_of_region"
-    name = next(c for k in range(10**6) if not hasattr(module, c := f"{stem}_{k}"))
-    setattr(module, name, getattr(body, str(node.target)))
-    return module.graph.get_attr(name)
 
 
 def _detach(graph: fx.Graph, node: fx.Node) -> None:

@@ -21,6 +21,7 @@ from torch.export import graph_signature as export
 
 from pipec.errors import FrontendError
 from pipec.frontends.base import AUTO, quiet, user_code
+from pipec.frontends.casts import explicit_casts
 from pipec.frontends.composites import is_functional
 from pipec.frontends.eager import as_nodes, named_parts
 from pipec.frontends.hygiene import Naming, Traced, cleaned
@@ -225,6 +226,8 @@ def decompose(
         else [s.arg.name for s in specs if s.kind is export.InputKind.PARAMETER]
     )
     explicit_no_grad(program.graph_module, trained)
+    with quiet():
+        explicit_casts(program.graph_module)
     outputs = program.graph.output_node().args[0]
     for node, spec in zip(outputs, program.graph_signature.output_specs, strict=True):
         if isinstance(node, fx.Node) and hasattr(spec.arg, "name"):

@@ -43,6 +43,7 @@ __all__ = [
     "add_each",
     "add_each_",
     "argument_names_and_defaults",
+    "autocast_region",
     "autograd_again",
     "below_autograd",
     "changes",
@@ -54,6 +55,7 @@ __all__ = [
     "gradient_hooks_of",
     "graph_being_traced",
     "graph_module",
+    "has_rule_of_autocast",
     "held_once",
     "in_dispatcher",
     "is_composite",
@@ -93,6 +95,9 @@ below_autograd = torch._C._AutoDispatchBelowAutograd  # noqa: SLF001
 
 grad_mode_region = torch.ops.higher_order.wrap_with_set_grad_enabled
 """What `torch.export` leaves of a no-grad region: ``(enabled, body, *operands)``."""
+
+autocast_region = torch.ops.higher_order.wrap_with_autocast
+"""What it leaves of an autocast region: ``(device, dtype, enabled, cache, body, *operands)``."""
 
 set_grad_enabled = torch._C._set_grad_enabled  # noqa: SLF001
 """What every change of the grad mode calls, ``torch.no_grad`` too."""
@@ -143,6 +148,12 @@ def is_composite(op: OpOverload) -> bool:
 def must_decompose(op: OpOverload) -> bool:
     """Whether the op is a composite that may alias or change its arguments (``to``, ``chunk``)."""
     return bool(_is_cia_op(op)) and not _is_preservable_cia_op(op)
+
+
+def has_rule_of_autocast(op: OpOverload, device: str) -> bool:
+    """Whether autocast casts the op's arguments, and not those of the ops that it is made of."""
+    key = f"Autocast{device.upper()}"
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key))  # noqa: SLF001
 
 
 def in_dispatcher(op: OpOverload) -> bool:

@@ -159,3 +159,69 @@ def test_a_decorator_of_the_device_at_hand_casts() -> None:
 
     types = {n.meta["val"].dtype for n in compiled(Mixed()).graph.calls if n.name == "linear"}
     assert types == {torch.bfloat16}
+
+
+class Composites(nn.Module):
+    """One composite op that autocast knows only the parts of."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+        self.weight: Tensor = nn.Parameter(torch.randn(8, 8) / 3)
+        self.cell, self.lstm = nn.GRUCell(8, 8), nn.LSTM(8, 8, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = COMPOSITES[self.name](self, torch.tanh(x * self.weight[3]))
+        return found
+
+
+def contracted(model: Composites, x: Tensor) -> Tensor:
+    return torch.einsum("bti,io->bto", x, model.weight).float()  # an op on the dtype
+
+
+def looped(model: Composites, x: Tensor) -> Tensor:
+    found: Tensor = model.lstm(x)[0]
+    return found.float()
+
+
+def kept(model: Composites, x: Tensor) -> Tensor:
+    with torch.autocast("cpu", enabled=False):
+        return torch.einsum("bti,io->bto", x, model.weight)
+
+
+COMPOSITES: dict[str, Callable[[Composites, Tensor], Tensor]] = {
+    "einsum": contracted,
+    "tensordot": lambda m, x: torch.tensordot(x, m.weight, 1),
+    "matrix power": lambda m, x: x @ torch.linalg.matrix_power(m.weight, 3),
+    "cell": lambda m, x: m.cell(x[:, 0], x[:, 1]),
+    "lstm": looped,
+    "einsum without autocast": kept,
+}
+
+
+@pytest.mark.filterwarnings("ignore:TF32")
+@pytest.mark.parametrize("name", COMPOSITES)
+def test_composite_ops_compute_in_what_autocast_casts_their_parts_to(name: str) -> None:
+    torch.manual_seed(0)
+    model, x = Composites(name), torch.randn(4, 3, 8)
+
+    def mean(y: Tensor) -> Tensor:
+        return y.square().mean()
+
+    with (
+        torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=False),
+        torch.backends.mkldnn.flags(enabled=False),
+    ):
+        want = mean(model(x))
+    want.backward()
+    plan = pipec.compile(
+        model, x, "1xcpu", loss=mean, schedule="1f1b", microbatches=1, autocast="bfloat16"
+    )
+    before = {n: w.clone() for n, w in model.state_dict().items()}
+    with pipec.Pipeline(plan, optimizer=lambda p: torch.optim.SGD(p, lr=1.0)) as pipeline:
+        assert pipeline.step({"x": x}).loss == float(want.detach())
+        found = pipeline.state_dict()
+    assert found is not None
+    for n, w in model.named_parameters():
+        if w.grad is not None:
+            torch.testing.assert_close(before[n] - found[n], w.grad, rtol=1e-5, atol=1e-6)
