@@ -47,7 +47,8 @@ def command(directory: Path, **given: Any) -> None:
     """Run the stages in DIRECTORY in a chain against the original model, on random inputs.
 
     Of a training plan the gradients are compared too, and what updates add where they are emitted.
-    Exit status 1 if a value is farther off than its dtype explains. The model's own code runs.
+    Exit status 1 if a value is farther off than its dtype explains, or if that explains any
+    value. The model's own code runs.
     With --chain, run all stages at the same time instead, frame after frame through pipes, and
     compare the model's outputs.
     With --timed, run each stage's golden data instead, streams as deep as declared, and compare

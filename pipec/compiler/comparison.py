@@ -62,6 +62,13 @@ class Comparison:
     tolerance: float = 0.0
     basis: str = ""
 
+    @property
+    def blind(self) -> bool:
+        """Whether zeros, which are off by 1, would be within the tolerance as well."""
+        return (
+            self.ok and self.tolerance >= 1 and self.relative_error > 0 and "int" not in self.dtype
+        )
+
 
 def compare(
     found: Tensor,

@@ -8,6 +8,8 @@ from torch import Tensor
 from pipec.graph.axes import Axes
 from pipec.graph.ir import Graph
 
+Gradients = Callable[[Mapping[str, Tensor], Mapping[str, Tensor]], dict[str, Tensor]]
+
 
 @dataclass(frozen=True)
 class Loaded:
@@ -18,8 +20,9 @@ class Loaded:
         example_inputs: One tensor per graph input of kind ``INPUT``, by name.
         original: Runs the model as written, eagerly, on inputs by name; gives outputs by name. It
             does not change the model (updated buffers are dropped).
-        gradients: The gradients of the model as written, by eager autograd, on inputs by name: by
-            parameter. None where it cannot say (a file is no module; random numbers are drawn).
+        gradients: The gradients of the model as written, by eager autograd, on inputs by name, with
+            these weights by name in place of its own: by parameter. None where it cannot say (a
+            file is no module; random numbers are drawn).
         inner: What the engine of a quantised file computes for nodes of the graph on inputs by
             name: by node. None of other models.
         axes: Of its inputs, that it leaves open; none unless they were asked for.
@@ -29,7 +32,7 @@ class Loaded:
     graph: Graph
     example_inputs: Mapping[str, Tensor]
     original: Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
-    gradients: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] | None = None
+    gradients: Gradients | None = None
     inner: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] | None = None
     axes: Axes = field(default_factory=Axes)
     resized: Callable[[Mapping[str, tuple[int, ...]]], Graph] | None = None

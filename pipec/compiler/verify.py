@@ -118,8 +118,8 @@ class VerifyReport:
 
     @property
     def ok(self) -> bool:
-        """Whether everything is within the tolerance."""
-        return all(b.ok for b in self.boundaries)
+        """Whether everything is within a tolerance that not everything is within."""
+        return all(b.ok and not b.blind for b in self.boundaries)
 
     @property
     def max_abs_error(self) -> float:
@@ -127,9 +127,10 @@ class VerifyReport:
         return max((b.max_abs_error for b in self.boundaries), default=0.0)
 
     def to_json(self) -> dict[str, Any]:
-        """JSON data: ``ok``, ``max_abs_error``, ``tolerance``, ``seed``, ``boundaries``."""
+        """JSON data: ``ok``, ``unknown`` (names), ``max_abs_error``, ... as the attributes."""
         return {
             "ok": self.ok,
+            "unknown": [b.name for b in self.boundaries if b.blind],
             "max_abs_error": self.max_abs_error,
             "tolerance": self.tolerance,
             "seed": self.seed,

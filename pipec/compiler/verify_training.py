@@ -16,6 +16,7 @@ from torch import Tensor
 
 from pipec.compiler.comparison import Allowed, Comparison, compare
 from pipec.compiler.inputs import rounded
+from pipec.compiler.loaded import Gradients
 from pipec.graph.ir import Graph, InputKind, OutputKind
 from pipec.plan.model import Plan
 from pipec.runtime.draws import Stream, drawing, numbered, seeded, stream
@@ -33,6 +34,8 @@ _BUFFER = f"{OutputKind.BUFFER_UPDATE} "
 NOISE = 1e-3
 """Share of the largest gradient below which a gradient's error is measured against that share: the
 gradient of a key's bias in attention, say, is zero but for rounding."""
+MOVED = 0.05
+"""How far weights that are all one number are moved, relative to it, or to 1."""
 ROUNDINGS, TRIALS = 8, 3
 """A gradient may be off by as much as some roundings of what is read move it, in several trials."""
 
@@ -43,12 +46,13 @@ def compare_gradients(
     batches: Sequence[Mapping[str, Tensor]],
     tolerance: float,
     seed: int,
-    eager: Callable[[Mapping[str, Tensor]], Tensors] | None = None,
+    eager: Gradients | None = None,
 ) -> list[Comparison]:
     """Play the first microbatches of the plan's schedule, and compare what comes of it.
 
     F, B, I and W run in the schedule's order, what is offloaded leaves and comes back, what is
-    recomputed is; every forward and backward uses the weights that training starts with.
+    recomputed is; every forward and backward uses the weights that training starts with, but for
+    those that are all one number, such as zeros: they are moved, as they hide what they multiply.
 
     Args:
         plan: A plan with a training schedule, as loaded from its directory.
@@ -56,14 +60,16 @@ def compare_gradients(
         batches: The model's inputs and targets by name, one set per microbatch.
         tolerance: Largest error relative to a value's largest magnitude.
         seed: Of random ops.
-        eager: The gradients of the model as written, of the first microbatch; autograd on the
-            traced graph if absent, and for the others.
+        eager: The gradients of the model as written, of the first microbatch, with these weights in
+            place of its own; autograd on the traced graph if absent, and for the others.
 
     Returns:
         One comparison per trained parameter, of kind ``gradient``, in the order of the stages;
         then of the loss of each microbatch, and of each buffer as each replica leaves it.
     """
-    found, stage_of, made = played(plan, batches, seed)
+    moves = _moves(source)
+    found, stage_of, made = played(plan.replace(graph=_moved(plan.graph, moves)), batches, seed)
+    source = _moved(source, moves)
     want, results = Tensors(), dict[Result, Tensor]()
     sizes = dict.fromkeys(found, 0.0)
     replicas = Counter(name for name, _ in made if name.startswith(_BUFFER))
@@ -73,7 +79,7 @@ def compare_gradients(
         model = source.replace(weights=weights)
         grads, after = _autograd(model, batch, set(found), partial(stream, seed, m))
         results |= {(n, m % replicas[n] if n in replicas else m): t for n, t in after.items()}
-        part = eager(batch) if eager and m == 0 else grads
+        part = eager(batch, {n: source.weights[n] for n in moves}) if eager and m == 0 else grads
         part = {n: part[n] for n in found}
         add(want, part)
         for n, g in part.items():  # parts that cancel each other leave the rounding of each
@@ -91,6 +97,22 @@ def compare_gradients(
         noise = noise_of(source, batches[0], set(found), seed)
         sizes = {n: max(sizes.get(n, 0.0), by / tolerance) for n, by in noise.items()}
     return rows()
+
+
+def _moves(source: Graph) -> Tensors:
+    """What is added to parameters that are all one number: a few percent of it, away from zero."""
+    generator, found = torch.Generator().manual_seed(0), Tensors()
+    for i in source.inputs_of(InputKind.PARAMETER):
+        w = source.weights[i.name].detach()
+        if w.is_floating_point() and w.numel() and bool((w == (one := w.flatten()[0])).all()):
+            by = torch.randn(w.shape, generator=generator).abs() * (float(one) or 1.0)
+            found[i.name] = (MOVED * by).to(w)
+    return found
+
+
+def _moved(graph: Graph, moves: Tensors) -> Graph:
+    moved = {n: graph.weights[n].detach() + by for n, by in moves.items()}
+    return graph.replace(weights={**graph.weights, **moved}) if moves else graph
 
 
 def noise_of(

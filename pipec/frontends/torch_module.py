@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from pipec.autodiff.recompute import is_random
+from pipec.compiler.loaded import Gradients
 from pipec.errors import FrontendError, NoLossError
 from pipec.frontends.base import AUTO, Frontend, Loaded, LoadOptions, user_code
 from pipec.frontends.culprits import culprits
@@ -238,11 +239,14 @@ def _original(flat: Flat, *, training: bool) -> Callable[[Mapping[str, Tensor]],
     return run
 
 
-def _gradients(flat: Flat) -> Callable[[Mapping[str, Tensor]], dict[str, Tensor]]:
-    def run(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _gradients(flat: Flat) -> Gradients:
+    def run(inputs: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The gradients of the loss by eager autograd; zeros where it depends on nothing."""
         held = {
-            n: p.detach().clone().requires_grad_(p.requires_grad)
+            n: weights.get(n.removeprefix(MODEL), p)
+            .detach()
+            .clone()
+            .requires_grad_(p.requires_grad)
             for n, p in flat.named_parameters()
         }
         trained = {n: p for n, p in held.items() if p.requires_grad}

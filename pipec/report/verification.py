@@ -25,11 +25,11 @@ def print_report(report: VerifyReport, console: Console) -> None:
             f"{b.scale:.3g}",
             f"{b.relative_error:.2g}",
             f"{b.tolerance:.2g} {b.basis}".strip(),
-            "ok" if b.ok else "off",
+            "unknown" if b.blind else "ok" if b.ok else "off",
         )
     console.print(table)
     wrong = [b.name for b in report.boundaries if not b.ok]
-    blind = [b.name for b in report.boundaries if b.tolerance >= 1]
+    blind = [b.name for b in report.boundaries if b.blind]
     verdict = f"[red]{len(wrong)} value(s) are off[/]" if wrong else "[green]verified[/]"
     if blind and not wrong:
         verdict = f"[yellow]nothing is known of {len(blind)} value(s)[/], zeros would do"

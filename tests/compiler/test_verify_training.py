@@ -1,19 +1,20 @@
 """A training plan is verified down to its gradients."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 import pipec
 from pipec.compiler.tolerance import SAME_KERNELS, rounding_tolerance
 from pipec.compiler.verify_training import compare_gradients
 from pipec.frontends.torch_module import from_module
 from pipec.graph.extract import with_outputs
-from pipec.graph.ir import OutputKind
+from pipec.graph.ir import Graph, OutputKind
 from pipec.plan.model import Plan
 from tests.autodiff.chain import cut
 from tests.autodiff.zoo import CASES, seeded
@@ -39,24 +40,55 @@ def test_the_gradients_of_stages_are_the_models(name: str) -> None:
     assert max(c.scale for c in found) > 0
 
 
+def damaged(graph: Graph, op: str, args: Callable[[fx.Node], tuple[Any, ...]]) -> tuple[Graph, int]:
+    """A graph whose first node of an op reads something else; how many such nodes there are."""
+    module = fx.GraphModule(graph.module, fx.Graph(), "wrong")
+    module.graph, values, changed = type(graph.module.graph)(), dict[fx.Node, fx.Node](), 0
+    for node in graph.module.graph.nodes:
+        values[node] = copied = module.graph.node_copy(node, values.__getitem__)
+        if op in str(node.target):
+            copied.args = copied.args if changed else args(copied)
+            changed += 1
+    module.recompile()
+    return graph.replace(module=module), changed
+
+
+class Added(nn.Module):
+    """A bias that begins as zeros."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.randn(4, 4)), nn.Parameter(torch.zeros(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(x * self.weight + self.bias)
+
+
+def test_a_forward_that_drops_a_bias_of_zeros_is_found() -> None:
+    loaded = from_module(Added(), torch.randn(4, 4), lambda y: y.square().mean())
+    plan = staged_graph(loaded.graph, cut(loaded.graph, 1))
+    plan = plan.replace(schedule=scheduled(plan, "gpipe", 1))
+    (stage,) = plan.stages
+    assert stage.training
+    wrong, changed = damaged(stage.training.F, "add.Tensor", lambda n: (n.args[0], 0.0))
+    assert changed == 1
+    for forward, ok in ((stage.training.F, True), (wrong, False)):
+        now = replace(stage, training=replace(stage.training, F=forward))
+        found = compare_gradients(
+            plan.replace(stages=(now,)), plan.graph, [loaded.example_inputs], 1e-5, 1,
+            loaded.gradients,
+        )  # fmt: skip
+        assert all(c.ok for c in found) == ok
+    assert not loaded.graph.weights["bias"].any()
+
+
 def test_a_wrong_backward_graph_is_found() -> None:
     plan, inputs = plan_and_inputs("cnn")
     stage = plan.stages[1]
     assert stage.training
-    backward = stage.training.B
-    module = torch.fx.GraphModule(backward.module, torch.fx.Graph(), "B")
-    module.graph = type(backward.module.graph)()
-    values: dict[torch.fx.Node, torch.fx.Node] = {}
-    changed = 0
-    for node in backward.module.graph.nodes:
-        copied = module.graph.node_copy(node, values.__getitem__)
-        if not changed and "threshold_backward" in str(node.target):
-            copied.args = (copied.args[0], copied.args[1], 0.3)  # as if ReLU began at 0.3
-            changed += 1
-        values[node] = copied
+    wrong, changed = damaged(stage.training.B, "threshold_backward", lambda n: (*n.args[:2], 0.3))
     assert changed
-    module.recompile()
-    training = replace(stage.training, B=backward.replace(module=module))
+    training = replace(stage.training, B=wrong)
     stages = list(plan.stages)
     stages[1] = replace(stage, training=training)
     found = compare_gradients(plan.replace(stages=tuple(stages)), plan.graph, inputs, 1e-5, seed=1)
@@ -78,10 +110,10 @@ def test_gradients_are_those_of_the_model_as_written() -> None:
     assert all(c.ok for c in found)
     assert not any(p.grad is not None for p in module.parameters())
 
-    def halved(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def halved(inputs: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """What eager autograd would give if the trace had lost a factor."""
         assert loaded.gradients
-        return {n: g / 2 for n, g in loaded.gradients(inputs).items()}
+        return {n: g / 2 for n, g in loaded.gradients(inputs, weights).items()}
 
     found = compare_gradients(plan, plan.graph, inputs, 1e-5, 1, halved)
     assert not all(c.ok for c in found)

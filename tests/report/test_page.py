@@ -284,9 +284,11 @@ def test_a_value_that_may_be_anything_is_not_called_verified() -> None:
     ):
         ok = relative <= tolerance
         one = Comparison("y", "output", 0, "float32", 1.0, 1.0, relative, ok, tolerance, "worst")
-        told = StringIO()
-        print_report(VerifyReport(tolerance, 0, (one,)), Console(file=told, width=200))
+        told, report = StringIO(), VerifyReport(tolerance, 0, (one,))
+        print_report(report, Console(file=told, width=200))
         assert told.getvalue().splitlines()[-1].startswith(said)
+        assert report.ok == (said == "verified")
+        assert report.to_json()["unknown"] == (["y"] if "nothing" in said else [])
 
 
 def test_what_a_short_action_of_a_long_schedule_takes_is_exact() -> None:

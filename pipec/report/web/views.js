@@ -87,7 +87,7 @@ function verifyView(report) {
       h('i', { style: { left: `${100 * log(allowed) / wide}%`, width: '2px', background: 'var(--ink)' } }));
     return [chip(b.stage), h('span.name', null, b.name), b.kind, bar, Number(b.relative_error).toExponential(1), Number(allowed).toExponential(1), h('span', { class: b.ok ? 'good' : 'bad' }, b.ok ? 'ok' : 'off')];
   });
-  const off = report.boundaries.filter((b) => !b.ok).length, blind = report.boundaries.filter((b) => b.tolerance >= 1).length;
+  const off = report.boundaries.filter((b) => !b.ok).length, blind = report.boundaries.filter((b) => b.tolerance >= 1 && b.relative_error > 0).length;
   return section('verify', 'Verification', null, h('p', { class: off || blind ? 'bad' : 'good' }, off ? `${off} of ${rows.length} values are off.` : blind ? `Nothing is known of ${blind} of ${rows.length} values: zeros would do.` : `All ${rows.length} values agree with the original model.`),
     table(['', 'value', 'kind', 'relative error', '>', '>allowed', ''], rows));
 }
