@@ -25,7 +25,7 @@ import statistics
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -129,7 +129,7 @@ def estimated(reports: Reports, name: Name) -> Resources:
     parts += [(estimated(reports, called), count) for called, count in reports.calls(name)]
     for part, count in parts:
         total = Resources(
-            *(a + count * b for a, b in zip(total.values(), part.values(), strict=True))
+            *(a + count * b for a, b in zip(astuple(total), astuple(part), strict=True))
         )
     return total
 

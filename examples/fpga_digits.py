@@ -21,7 +21,6 @@ from pipec.compiler.backend import load_backend
 from pipec.compiler.driver import default_passes, emit, make_plan
 from pipec.frontends.torch_module import from_module
 from pipec.plan.store import load_plan
-from pipec.runtime.program import Program
 
 MICROBATCHES, ROWS, UPDATES = 4, 32, 8
 
@@ -45,13 +44,13 @@ def main() -> None:
         stored = load_plan(out)
         loaded = load_backend("fpga").load(stored, out).stages
         runners = [r for r in loaded if isinstance(r, TrainedRunner)]
-        boards = EmittedPipeline(Program.of(stored), runners, MICROBATCHES)
+        boards = EmittedPipeline(stored, runners, MICROBATCHES)
         optimizer = torch.optim.SGD(model.parameters(), lr=Sgd().rate, momentum=Sgd().momentum)
         for update in range(UPDATES):
             rows = range(update * MICROBATCHES * ROWS, (update + 1) * MICROBATCHES * ROWS, ROWS)
             batches = [(images[r : r + ROWS], labels[r : r + ROWS]) for r in rows]
-            found = boards.run([{"input": x, "target": y} for x, y in batches])
-            mine = sum(float(f["loss"]) for f in found) / MICROBATCHES
+            found = boards.train([{"input": x, "target": y} for x, y in batches])
+            mine = sum(float(loss) for loss in found.losses.values()) / MICROBATCHES
             new = boards.update()
             with torch.no_grad():
                 for key, value in new.items():

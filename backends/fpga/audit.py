@@ -13,7 +13,7 @@ from pathlib import Path
 from msgspec import convert
 
 from pipec.backends.fpga.emit.link import Site
-from pipec.backends.fpga.emit.stage import table_names, texts_of
+from pipec.backends.fpga.emit.stage import tables_of, texts_of
 from pipec.backends.fpga.stagejson import DAMAGE, design_of, read_record, stage_record
 from pipec.errors import BackendError, PipecError
 
@@ -43,7 +43,7 @@ def differences(stage: Path) -> Iterator[str]:
         if ends != (stream.producer, stream.consumer):
             yield f"stage.json: {stream.name} is not between the engines that it says"
     held = {path.stem for path in (stage / "src/weights").glob("*.bin")}
-    for name in table_names(design):
+    for name in tables_of(design):
         if name not in held:
             yield f"stage.json: the table {name} is in no file"
     yield from _texts(stage, texts_of(design, convert(record["site"], Site)))
@@ -60,12 +60,9 @@ def _texts(stage: Path, texts: Mapping[str, str]) -> Iterator[str]:
         lines = zip_longest(_read(stage / name).splitlines(), text.splitlines())
         for number, (got, want) in enumerate(lines, 1):
             if got != want:
-                yield f"{name}:{number}: {_said(got)}, want {_said(want)}"
+                said = ("no line" if line is None else line.strip() for line in (got, want))
+                yield f"{name}:{number}: {', want '.join(said)}"
                 break
-
-
-def _said(line: str | None) -> str:
-    return "no line" if line is None else line.strip()
 
 
 def _read(path: Path) -> str:

@@ -16,26 +16,13 @@ from pipec.backends.fpga.cpp import cpp_type
 from pipec.backends.fpga.csim.run import CSimulation, check_timing, load_stages, stream
 from pipec.backends.fpga.cutting.joint import joint_cut
 from pipec.backends.fpga.cycles import cycles_of, engines_of
-from pipec.backends.fpga.designs import (
-    designs_of,
-    device_of,
-    link_behind,
-    lowered,
-    networks,
-    types_of,
-)
+from pipec.backends.fpga.designs import designs_of, device_of, link_behind, types_of
 from pipec.backends.fpga.emit.stage import stage_directory
 from pipec.backends.fpga.inference import accuracy_of, emit_inference, told
 from pipec.backends.fpga.lowering.types import named_types
 from pipec.backends.fpga.numbers import MINIMUM
-from pipec.backends.fpga.quantise.bound import Bound, Stages, bounds_of, tolerance_of
-from pipec.backends.fpga.quantise.samples import (
-    RANDOM,
-    held_out,
-    input_ranges,
-    kept_frame,
-    source_of,
-)
+from pipec.backends.fpga.quantise.bound import Bound, tolerance_of
+from pipec.backends.fpga.quantise.samples import RANDOM, input_ranges, kept_frame, source_of
 from pipec.backends.fpga.search import Board
 from pipec.backends.fpga.stagejson import read_design, read_record
 from pipec.backends.fpga.timing import stage_timing
@@ -135,7 +122,7 @@ class FpgaBackend(Backend):
                 hint="build the model with its weights, not on the meta device",
             )
         if not plan.trains:
-            emit_inference(plan, directory, _bounds(plan))
+            emit_inference(plan, directory)
         elif not types_of(plan).narrow:
             emit_training(plan, directory)
         else:
@@ -326,15 +313,6 @@ class FpgaBackend(Backend):
     def cost_model(self, cluster: Cluster) -> CostModel:
         """A node's share of the interval of a board to itself."""
         return FpgaCost()
-
-
-def _bounds(plan: Plan) -> list[Bound]:
-    """Of what leaves the stages of an inference in narrow numbers; none of float32."""
-    types = types_of(plan)
-    if not types.narrow:
-        return []
-    exact = lowered(plan)
-    return bounds_of(Stages.of(exact, networks(plan), types.precision), held_out(plan))
 
 
 def _emitted_errors(plan: Plan, folders: Sequence[Path]) -> tuple[float, dict[str, Allowed]]:

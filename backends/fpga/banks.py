@@ -58,11 +58,6 @@ def memory_ports(device: Device) -> MemoryPorts:
     return MemoryPorts(device.fpga.memory_ports, device.memory_bytes / device.fpga.memory_ports)
 
 
-def time_slots(fabric: FpgaResources) -> int:
-    """Time slots of all memory ports of a board together."""
-    return SLOTS * fabric.memory_ports
-
-
 def period(device: Device) -> int:
     """Cycles of one round of a port's slot table."""
     assert device.fpga is not None
@@ -106,7 +101,11 @@ def with_banks(design: StageDesign, device: Device) -> StageDesign | None:
     if device.fpga is None or not design.ddr:
         return design
     rounds, engines = period(device), {e.name: e for e in design.engines}
-    slots = {p.engine: slots_for(_rate(p, engines, design), rounds) for p in design.ddr}
+    users = {s: e for e in design.engines for s in e.inputs}
+    slots = {}
+    for name in (p.engine for p in design.ddr):
+        user = users.get(engines[name].outputs[0], engines[name])
+        slots[name] = slots_for(beats(engines[name], busy_cycles(user)), rounds)
     sizes = {
         name: sum(w.bits // 8 for w in engines[name].weights if w.memory is Memory.DDR)
         for name in slots
@@ -142,10 +141,12 @@ def with_slots(
         if port.carries is None and port.bank:
             free[port.bank] -= port.slots * finer
     rounds, interval = period(device) * finer, max(design.interval, 1)
-    slowest, tokens = _SLOWEST * interval, {p.engine: _tokens(p, design) for p in movers}
+    slowest = _SLOWEST * interval
+    tokens = {p.engine: design.streams[p.carries.stream].tokens for p in movers if p.carries}
     while interval <= slowest:
         longest = {name: max(interval // count, 1) for name, count in tokens.items()}
-        slots = {p.engine: slots_for(_beats(p) / longest[p.engine], rounds) for p in movers}
+        rates = {p.engine: p.word_bits / BEAT_BITS / longest[p.engine] for p in movers}
+        slots = {name: slots_for(rate, rounds) for name, rate in rates.items()}
         wanted: dict[str, int] = defaultdict(int)
         for port in movers:
             wanted[port.group] += slots[port.engine]
@@ -156,15 +157,6 @@ def with_slots(
             return dataclasses.replace(found, interval=max(interval, busiest(found)[0]))
         interval = math.ceil(interval * _STEP)
     return None
-
-
-def _beats(port: DdrPort) -> float:
-    return port.word_bits / BEAT_BITS
-
-
-def _tokens(port: DdrPort, design: StageDesign) -> int:
-    assert port.carries is not None
-    return design.streams[port.carries.stream].tokens
 
 
 def _slotted(
@@ -181,7 +173,10 @@ def _slotted(
             ports.append(port)
             continue
         count, engine = slots[port.engine], engines[port.engine]
-        ii, depth = max(engine.ii, math.ceil(_beats(port) * rounds / count)), READ_LATENCY + rounds
+        ii, depth = (
+            max(engine.ii, math.ceil(port.word_bits / BEAT_BITS * rounds / count)),
+            READ_LATENCY + rounds,
+        )
         nest = engine.nest
         if isinstance(nest, Accumulate):
             nest = dataclasses.replace(nest, least=ceil_div(depth, ii))
@@ -193,12 +188,6 @@ def _slotted(
             )
         )
     return dataclasses.replace(design, engines=tuple(engines.values()), ddr=tuple(ports))
-
-
-def _rate(port: DdrPort, engines: Mapping[str, Engine], design: StageDesign) -> float:
-    engine = engines[port.engine]
-    user = design.streams[engine.outputs[0]].consumer
-    return beats(engine, busy_cycles(engines[user or engine.name]))
 
 
 def assigned(

@@ -183,8 +183,8 @@ def _engine(process: Process, flows: Mapping[str, Flow]) -> EngineCycles:
     return EngineCycles(
         name=process.name,
         busy=cycles(process.table),
-        empty=sum(flows[s].last_empty for s in process.inputs if s in flows),
-        full=sum(flows[s].last_full for s in process.outputs if s in flows),
+        empty=sum(waits.get(s, 0) for s in process.inputs),
+        full=sum(waits.get(s, 0) for s in process.outputs),
         waits_for=most if waits.get(most) else "",
     )
 

@@ -3,8 +3,7 @@
 The network is folded for the target; each engine counts for the placement unit that its node
 belongs to. Weights of a layer may lie on chip, in LUT, block or Ultra RAM each, or be streamed
 from DDR with buffers of several sizes: these are the options of the layer, and units fit a board
-if some choice of options does: a multiple-choice knapsack. `Demand.weighed` gives its Lagrangian
-bounds, for the cut; `Demand.streamed` makes a choice.
+if some choice of options does: a multiple-choice knapsack, in which `Demand.streamed` chooses.
 """
 
 import dataclasses
@@ -300,51 +299,6 @@ class Demand:
         if not isinstance(on_chip, Shortage):
             return True
         return not isinstance(self.streamed(room, lambda c: fit(c, room), on_chip), Shortage)
-
-    def weighed(self, weights: Numbers, room: Room, *, streams: bool) -> Numbers:
-        """Least use of every unit per weighting of the resources.
-
-        If the sum over a run of units exceeds 1 for any weighting, the run does not fit, whatever
-        is chosen (weak duality); by linear programming duality the converse holds but for split
-        choices, if all weightings are looked at.
-
-        Args:
-            weights: Non-negative, each row sums to 1, [weightings, resources].
-            room: What the board offers.
-            streams: Whether weights may be streamed.
-
-        Returns:
-            Shares of the board, [weightings, units].
-        """
-        limit = room.most - room.shell if streams else room.most
-        price = weights / np.maximum(limit, 1e-9)
-        least = _priced([g.options[0] for g in self.groups], price, room.period)
-        if streams:
-            most = max((len(g.options) for g in self.groups), default=1)
-            for k in range(1, most):
-                at = np.array([n for n, g in enumerate(self.groups) if k < len(g.options)])
-                cost = _priced([self.groups[n].options[k] for n in at], price, room.period)
-                least[:, at] = np.minimum(least[:, at], cost)
-        at = np.array([g.unit for g in self.groups], dtype=np.int64)
-        order = np.argsort(at, kind="stable")
-        starts = np.flatnonzero(np.diff(at[order], prepend=-1))
-        found = np.zeros((len(weights), self.units))
-        found[:, at[order][starts]] = np.add.reduceat(least[:, order], starts, axis=1)
-        return found
-
-
-def _priced(options: Sequence[Option], price: Numbers, period: int) -> Numbers:
-    """Cost of options under prices, every memory in its cheapest kind, [weightings, options]."""
-    if not options:
-        return np.zeros((len(price), 0))
-    total: Numbers = price @ np.array([o.fixed(period) for o in options]).T
-    owner = np.array([k for k, o in enumerate(options) for _ in o.items], dtype=np.int64)
-    if len(owner):
-        costs = np.array([item.costs for o in options for item in o.items])
-        each = np.min(price[:, None, STORES] * costs, axis=2)
-        starts = np.flatnonzero(np.diff(owner, prepend=-1))
-        total[:, owner[starts]] += np.add.reduceat(each, starts, axis=1)
-    return total
 
 
 @dataclass

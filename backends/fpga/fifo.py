@@ -44,10 +44,7 @@ def joined(designs: Sequence[StageDesign]) -> tuple[StageDesign, ...]:
     found, arrivals = [], dict[str, Transfers]()
     for design in designs:
         steady = schedule(design, float(interval), arrivals)
-        if arrivals:
-            found.append(_fed(design, steady, interval))
-        else:
-            found.append(design)
+        found.append(_fed(design, steady, interval))
         arrivals |= {
             port.value: steady.written[port.stream]
             for port in design.outputs

@@ -127,20 +127,15 @@ def _points(table: Runs, inputs: int, outputs: int, limit: int) -> tuple[Numbers
     parts, total = [], np.zeros(1 + inputs + outputs)
     for item in table:
         if isinstance(item, Run):
-            each = _run_vector(item, inputs, outputs)
+            ports = [item.reads >> k & 1 for k in range(inputs)]
+            ports += [item.writes >> k & 1 for k in range(outputs)]
+            each = np.array([item.delta, *ports], dtype=np.float64)
             found, size = _ends(item.count, share)[:, None] * each, each * item.count
         else:
             found, size = _loop_points(item, inputs, outputs, share)
         parts.append(found + total)
         total = total + size
     return np.concatenate(parts), total
-
-
-def _run_vector(run: Run, inputs: int, outputs: int) -> Numbers:
-    ports = [run.reads >> k & 1 for k in range(inputs)] + [
-        run.writes >> k & 1 for k in range(outputs)
-    ]
-    return np.array([run.delta, *ports], dtype=np.float64)
 
 
 def _loop_points(loop: Loop, inputs: int, outputs: int, limit: int) -> tuple[Numbers, Numbers]:
@@ -250,10 +245,15 @@ class _Known:
     def _times(
         self, engine: Engine, written: Mapping[str, Transfers], earliest: float = 0.0
     ) -> tuple[Numbers, Numbers]:
+        """Start and end of every chunk."""
         chunks = chunks_of(engine)
         busy = _paced(_busy(engine, chunks, self.users), chunks, self._paces.get(engine.name, 0))
         ready = np.maximum(_ready(engine, chunks, written), earliest)
-        return _timed(busy, ready, self.interval)
+        before = np.concatenate((np.zeros(1), busy[:-1]))
+        latest = np.maximum.accumulate(ready - before)
+        if self.interval is not None:
+            latest = np.maximum(latest, latest[-1] - (self.interval - busy[-1]))
+        return latest + before, latest + busy
 
 
 def _paces(design: StageDesign, users: Mapping[str, Engine]) -> dict[str, int]:
@@ -389,14 +389,11 @@ def _busy(engine: Engine, chunks: Chunks, users: Mapping[str, Engine]) -> Number
     """
     busy = chunks.busy
     reader = users.get(engine.outputs[0]) if isinstance(engine.nest, Swg) else None
-    if reader is None or _in_bursts(reader.nest):
+    if reader is None or isinstance(reader.nest, Matmul):
+        return busy
+    if isinstance(reader.nest, Mvu) and reader.nest.block > 1:  # it takes them in bursts too
         return busy
     return _paced(busy, chunks, chunks_of(reader).busy[-1])
-
-
-def _in_bursts(reader: Nest) -> bool:
-    """Whether an engine takes windows for a part of the time only."""
-    return isinstance(reader, Matmul) or (isinstance(reader, Mvu) and reader.block > 1)
 
 
 def _ready(engine: Engine, chunks: Chunks, written: Mapping[str, Transfers]) -> Numbers:
@@ -409,15 +406,6 @@ def _ready(engine: Engine, chunks: Chunks, written: Mapping[str, Transfers]) -> 
             visible = source.ends[which.clip(max=len(source.ends) - 1)] + 1
             ready = np.maximum(ready, np.where(needed > 0, visible, 0.0))
     return ready
-
-
-def _timed(busy: Numbers, ready: Numbers, interval: float | None) -> tuple[Numbers, Numbers]:
-    """Start and end of every chunk."""
-    before = np.concatenate((np.zeros(1), busy[:-1]))
-    latest = np.maximum.accumulate(ready - before)
-    if interval is not None:
-        latest = np.maximum(latest, latest[-1] - (interval - busy[-1]))
-    return latest + before, latest + busy
 
 
 def held(written: Transfers, read: Transfers, interval: float) -> int:

@@ -212,8 +212,12 @@ class _Assembly:
             self._lead(branch, typed, facts)
 
     def _lead(self, stream: Stream, final: Stream, facts: tuple[str, str]) -> None:
-        if _same_tokens(stream, final):
-            self._renamed(stream.name, final)
+        if _same_tokens(stream, final):  # the output takes the name under which its reader knows it
+            self.wire(final)
+            if final.producer is not None:
+                producer = self.engines[final.producer]
+                outputs = tuple(final.name if o == stream.name else o for o in producer.outputs)
+                self.engines[final.producer] = dataclasses.replace(producer, outputs=outputs)
             return
         name = f"{final.name}_dwc"
         self._put(name, converter(stream, final), stream, [final], 2, facts)
@@ -229,14 +233,6 @@ class _Assembly:
             name, nest, (stream.name,), tuple(s.name for s in outputs), depth=depth,
             dtype=stream.dtype, node=facts[0], origin=facts[1],
         )  # fmt: skip
-
-    def _renamed(self, old: str, final: Stream) -> None:
-        """A producer's output takes the name under which its reader knows it."""
-        self.wire(final)
-        if final.producer is not None:
-            producer = self.engines[final.producer]
-            outputs = tuple(final.name if o == old else o for o in producer.outputs)
-            self.engines[final.producer] = dataclasses.replace(producer, outputs=outputs)
 
 
 def _same_tokens(have: Stream, want: Stream) -> bool:

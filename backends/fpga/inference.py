@@ -14,7 +14,7 @@ from torch import Tensor
 from pipec.backends.fpga import audit
 from pipec.backends.fpga.csim.run import CSimulation, load_stages
 from pipec.backends.fpga.design import StageDesign
-from pipec.backends.fpga.designs import designs_of, device_of, types_of
+from pipec.backends.fpga.designs import designs_of, device_of, lowered, networks, types_of
 from pipec.backends.fpga.emit.link import Site
 from pipec.backends.fpga.emit.stage import (
     Golden,
@@ -24,7 +24,7 @@ from pipec.backends.fpga.emit.stage import (
     write_stage,
 )
 from pipec.backends.fpga.numbers import cut, held, int8_format
-from pipec.backends.fpga.quantise.bound import Bound, tolerance_of
+from pipec.backends.fpga.quantise.bound import Bound, Stages, bounds_of, tolerance_of
 from pipec.backends.fpga.quantise.samples import held_out, keep
 from pipec.backends.fpga.stagejson import Json, read_record, write_record
 from pipec.backends.fpga.toolchain import has_compiler
@@ -120,21 +120,24 @@ def told(item: Accuracy, bound: Allowed) -> str:
     return text
 
 
-def emit_inference(plan: Plan, directory: Path, bounds: Sequence[Bound]) -> None:
+def emit_inference(plan: Plan, directory: Path) -> None:
     """Write a directory per stage; with narrow numbers, run them all and note what they lose.
 
     Args:
         plan: A plan with weights that does not train.
         directory: Where to.
-        bounds: Of what leaves the stages, as far as known; the test benches accept them.
 
     Raises:
         BackendError: Something cannot be emitted, or an emitted stage fails.
     """
     designs = designs_of(plan)
-    graphs = [lower(stage.graph).graph for stage in plan.stages]
-    narrow = types_of(plan).narrow
-    frames = held_out(plan) if narrow else [random_inputs(plan.graph)]
+    ends = [lower(stage.graph) for stage in plan.stages]
+    graphs = [end.graph for end in ends]
+    types, bounds = types_of(plan), list[Bound]()
+    frames = held_out(plan) if types.narrow else [random_inputs(plan.graph)]
+    if types.narrow:
+        stages = Stages.of(lowered(plan), networks(plan), types.precision)
+        bounds = bounds_of(stages, frames)
     golden = golden_chain(graphs, frames[0])
     folders = []
     for k, (design, frame) in enumerate(zip(designs, golden, strict=True)):
@@ -142,21 +145,21 @@ def emit_inference(plan: Plan, directory: Path, bounds: Sequence[Bound]) -> None
         # A model of 16-bit floats rounds, where boards compute in float32.
         tolerance = max(tolerance_of(known), rounding_tolerance(plan.graph, SAME_KERNELS))
         folder = directory / stage_directory(design.name, design.part)
-        site = Site.on(
-            device_of(plan, k).fpga, crossing=_crossing(plan.stages[k].graph), hosted=True
-        )
+        crossing = [transfer.value for transfer in (*ends[k].receives, *ends[k].sends)]
+        site = Site.on(device_of(plan, k).fpga, crossing=crossing, hosted=True)
         accepted = of_golden(design, frame, tolerance)
         steps = _steps(design, graphs[k])
-        own = {value: _one_step(step, frame.outputs[value]) for value, step in steps.items()}
+        largest = {value: max(float(frame.outputs[value].abs().max()), 1e-30) for value in steps}
+        own = {value: 1.01 * step / largest[value] for value, step in steps.items()}
         facts: Json = {"tolerance": tolerance, **({"steps": steps} if steps else {})}
-        if narrow:
+        if types.narrow:
             facts["bounds"] = [b.to_json() for b in known]
         write_stage(design, folder, frame, tolerance=accepted, own=own, site=site, facts=facts)
         audit.check(folder)
         folders.append(folder)
-    if narrow:
+    if types.narrow:
         keep(frames, directory)
-    if narrow and has_compiler():
+    if types.narrow and has_compiler():
         _measure(graphs, folders, frames)
 
 
@@ -169,11 +172,6 @@ def _steps(design: StageDesign, graph: Graph) -> dict[str, float]:
         for port, form in formats.items()
         if form is not None and port.node in asked
     }
-
-
-def _one_step(step: float, golden: Tensor) -> float:
-    """A step of an output's integers relative to its largest magnitude, and what floats add."""
-    return 1.01 * step / max(float(golden.abs().max()), 1e-30)
 
 
 def of_golden(design: StageDesign, golden: Golden, tolerance: float) -> float:
@@ -224,9 +222,3 @@ def accuracy_of(folders: Sequence[Path]) -> list[Accuracy]:
         BackendError: A ``stage.json`` cannot be read.
     """
     return [Accuracy(**item) for f in folders for item in read_record(f).get("accuracy", ())]
-
-
-def _crossing(graph: Graph) -> list[str]:
-    """Values that come from or go to other stages."""
-    ends = lower(graph)
-    return [transfer.value for transfer in (*ends.receives, *ends.sends)]

@@ -19,7 +19,7 @@ may too. This is a plan for the placer, made from estimates: no placer has seen 
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,7 +40,7 @@ ADDRESS_WIRES = 64
 _PASSES = 12
 _GRAINS = (0.9, 0.4, 0.2)
 _PARTS = 40
-_KINDS = {"dsp": "DSP", "lut": "LUT", "bram36": "BRAM36", "uram": "UltraRAM"}
+KINDS = {"dsp": "DSP", "lut": "LUT", "bram36": "BRAM36", "uram": "UltraRAM"}
 _ALMOST = 1.001
 """A limit is kept if it is exceeded by no more than this."""
 
@@ -78,7 +78,7 @@ def _exceeded(plan: Floorplan) -> list[str]:
     checks: list[tuple[str, float, float]] = [
         (f"{name} in SLR{k}", getattr(used, kind), getattr(limit, kind))
         for k, (used, limit) in enumerate(zip(plan.used, plan.limits, strict=True))
-        for kind, name in _KINDS.items()
+        for kind, name in KINDS.items()
     ]
     checks += [
         (f"wires between SLR{k} and SLR{k + 1}", wires, plan.wire_limit)
@@ -91,18 +91,10 @@ def _exceeded(plan: Floorplan) -> list[str]:
 def _limits(fabric: FpgaResources, shell: Resources) -> Numbers:
     """What engines may use, [regions, kinds]: each region's share, its part of the shell gone."""
     logic, memory = fabric.logic_limit + SLACK, fabric.memory_limit + SLACK
-    whole = Resources(
-        dsp=fabric.dsp * logic,
-        lut=fabric.lut * logic,
-        bram36=fabric.bram36 * memory,
-        uram=fabric.uram * memory,
-    )
-    rows = []
-    for region in fabric.regions:
-        each = [getattr(whole, k) * getattr(region, k) for k in _KINDS]
-        fixed = [getattr(shell, k) / len(fabric.regions) for k in _KINDS]
-        rows.append([max(a - b, 0.0) for a, b in zip(each, fixed, strict=True)])
-    return np.array(rows)
+    whole = (fabric.dsp * logic, fabric.lut * logic, fabric.bram36 * memory, fabric.uram * memory)
+    shares = np.array([[getattr(region, k) for k in KINDS] for region in fabric.regions])
+    fixed = np.array([getattr(shell, k) for k in KINDS]) / len(fabric.regions)
+    return np.maximum(shares * whole - fixed, 0.0)
 
 
 @dataclass(frozen=True)
@@ -147,7 +139,7 @@ class _Layout:
         count, regions = len(trials), len(self.limits)
         flat = (trials + regions * np.arange(count)[:, None]).ravel()
         sums = [np.bincount(flat, np.tile(take, count), count * regions) for take in self.takes.T]
-        return np.stack(sums, axis=-1, dtype=float).reshape(count, regions, len(_KINDS))
+        return np.stack(sums, axis=-1, dtype=float).reshape(count, regions, len(KINDS))
 
     def _crossed(self, trials: Where) -> Numbers:
         """Wires over every boundary in every trial, [trials, boundaries]."""
@@ -219,7 +211,7 @@ def _layout(design: StageDesign, fabric: FpgaResources, shell: Resources, grain:
     room = np.maximum(limits.min(axis=0), 1e-9)
     parts, takes, own = list[str](), list[Numbers](), dict[str, range]()
     for engine in design.engines:
-        use = np.array([getattr(engine.resources, k) for k in _KINDS])
+        use = np.array([getattr(engine.resources, k) for k in KINDS])
         count = max(1, min(math.ceil((use / room).max() / grain), _PARTS))
         own[engine.name] = range(len(parts), len(parts) + count)
         parts += [engine.name] * count
@@ -241,7 +233,7 @@ def _layout(design: StageDesign, fabric: FpgaResources, shell: Resources, grain:
     ]
     table = np.array(joints, dtype=np.int64).reshape(-1, 3)
     wire_limit = fabric.crossings * fabric.logic_limit
-    uses = np.array(takes).reshape(-1, len(_KINDS))
+    uses = np.array(takes).reshape(-1, len(KINDS))
     return _Layout(limits, wire_limit, parts, uses, table[:, :2], table[:, 2])
 
 
@@ -254,19 +246,4 @@ _AT_ONCE = 64
 
 
 def _resources(row: Numbers) -> Resources:
-    return Resources(**dict(zip(_KINDS, map(float, row), strict=True)))
-
-
-def filled(plan: Floorplan) -> Mapping[str, tuple[float, str]]:
-    """Of every region the share of the kind that fills it most, and its name.
-
-    Example:
-        >>> plan = Floorplan({}, (Resources(dsp=3.0, lut=1.0),), (Resources(dsp=4.0, lut=8.0),))
-        >>> filled(plan)
-        {'SLR0': (0.75, 'dsp')}
-    """
-    found = {}
-    for k, (used, limit) in enumerate(zip(plan.used, plan.limits, strict=True)):
-        shares = [(getattr(used, n) / max(getattr(limit, n), 1e-9), n) for n in _KINDS]
-        found[f"SLR{k}"] = max(shares)
-    return found
+    return Resources(**dict(zip(KINDS, map(float, row), strict=True)))

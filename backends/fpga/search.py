@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipec.backends.fpga.banks import blocks_of, ddr_ports, period, time_slots, with_banks
+from pipec.backends.fpga.banks import SLOTS, blocks_of, ddr_ports, period, with_banks
 from pipec.backends.fpga.demand import Choice, Demands, Option, Room, Shortage, fit
 from pipec.backends.fpga.design import StageDesign, Stream
 from pipec.backends.fpga.engines.parts import Memory, Resources
@@ -103,7 +103,7 @@ class Board:
 
 def room_of(most: Resources, board: Board) -> Room:
     """What a board offers, of which so much may be used."""
-    slots, lut = time_slots(board.fabric), board.fabric.lut * LUT_MEMORY_LIMIT
+    slots, lut = SLOTS * board.fabric.memory_ports, board.fabric.lut * LUT_MEMORY_LIMIT
     limit = np.array([most.dsp, most.lut, most.bram36, most.uram, slots])
     shell = np.array([0.0, board.controllers.lut, board.controllers.bram36, 0.0, 0.0])
     return Room(limit, shell, lut, period(board.device), most.ff, board.controllers.ff)
@@ -166,16 +166,13 @@ class Search:
         """A folded design on the board, FIFOs sized, some of them in DDR if they may lie there."""
         design = deepened(on(design, self.board, self.name), self.waiting)
         fifos = _deeper(deep_fifos(design), self.reserved)
-        found = self._placed(design, fifos)
+        lay_out = self.lay_out or (lambda made, fifos: laid_out(made, self.board, fifos))
+        found = lay_out(design, fifos)
         if isinstance(found, Shortage) and found.of_memory and self.movable is not None:
             moved, fifos = _moved(design, fifos, self.movable)
             if moved != design:
-                found = self._placed(moved, fifos)
+                found = lay_out(moved, fifos)
         return found
-
-    def _placed(self, design: StageDesign, fifos: Sequence[Item]) -> StageDesign | Shortage:
-        """A design with sized FIFOs on the board."""
-        return self.lay_out(design, fifos) if self.lay_out else laid_out(design, self.board, fifos)
 
     def best(self, start: int = 0) -> StageDesign:
         """The design of least interval that fits the board and its regions, FIFOs sized.
@@ -270,19 +267,12 @@ def fitted(design: StageDesign, board: Board, fifos: Sequence[Item]) -> StageDes
     kinds = fit([use], room_of(design.limits, board))
     if isinstance(kinds, Shortage):
         return kinds
-    known = [(i, k) for i, k in zip(use.items, kinds, strict=True) if _is_in(i, banked)]
+    own = {i for s in banked.streams.values() if (i := fifo_item(s)) is not None}
+    known = [(i, k) for i, k in zip(use.items, kinds, strict=True) if i.role != "fifo" or i in own]
     found = placed(banked, [k for _, k in known], [i for i, _ in known])
     beside = Resources(ddr=sum(p.bytes_per_second for p in banked.ddr))
     beside = beside + board.controllers if banked.ddr else beside
     return dataclasses.replace(found, resources=found.resources + beside)
-
-
-def _is_in(item: Item, design: StageDesign) -> bool:
-    """Whether a FIFO item is one of the design's own, at its depth."""
-    if item.role != "fifo":
-        return True
-    stream = design.streams.get(item.owner)
-    return stream is not None and stream.depth == item.depth
 
 
 def _moved(
@@ -307,8 +297,7 @@ def _moved(
 
 def _deeper(fifos: Sequence[Item], others: Sequence[Item]) -> tuple[Item, ...]:
     """Both, of two memories of one FIFO the deeper one."""
-    found = {item.owner: item for item in fifos}
-    for item in others:
-        if item.owner not in found or found[item.owner].depth < item.depth:
-            found[item.owner] = item
+    found = dict[str, Item]()
+    for item in (*fifos, *others):
+        found[item.owner] = max(found.get(item.owner, item), item, key=lambda each: each.depth)
     return tuple(found.values())

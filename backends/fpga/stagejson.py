@@ -169,8 +169,26 @@ def design_of(record: Json) -> StageDesign:
     """
     if record.get("schema") != SCHEMA:
         raise BackendError("stage.json has another version", got=record.get("schema"), want=SCHEMA)
+    sides = ("used", "estimate"), ("limits", "limit")
     try:
-        return _design(record)
+        resources, regions = record["resources"], record["regions"]
+        return _made(
+            StageDesign,
+            record,
+            engines=tuple(
+                _made(Engine, e, nest=nest_of(e), weights=tuple(map(_read_weight, e["weights"])))
+                for e in record["engines"]
+            ),
+            streams={s["name"]: _made(Stream, s) for s in record["fifos"]},
+            resources=convert(resources["estimate"], Resources),
+            limits=convert(resources["limit"], Resources),
+            floorplan=_made(
+                Floorplan,
+                regions,
+                regions={e["name"]: tuple(e["regions"]) for e in record["engines"]},
+                **{k: tuple(convert(r[of], Resources) for r in regions["slr"]) for k, of in sides},
+            ),
+        )
     except DAMAGE as error:
         raise BackendError("stage.json is damaged", got=repr(error)) from error
 
@@ -182,30 +200,6 @@ def read_design(stage: Path) -> StageDesign:
         BackendError: Its ``stage.json`` cannot be read, or is damaged.
     """
     return design_of(read_record(stage))
-
-
-def _design(record: Json) -> StageDesign:
-    resources, regions = record["resources"], record["regions"]
-    sides = ("used", "estimate"), ("limits", "limit")
-    return _made(
-        StageDesign,
-        record,
-        engines=tuple(map(_read_engine, record["engines"])),
-        streams={s["name"]: _made(Stream, s) for s in record["fifos"]},
-        resources=convert(resources["estimate"], Resources),
-        limits=convert(resources["limit"], Resources),
-        floorplan=_made(
-            Floorplan,
-            regions,
-            regions={e["name"]: tuple(e["regions"]) for e in record["engines"]},
-            **{k: tuple(convert(r[of], Resources) for r in regions["slr"]) for k, of in sides},
-        ),
-    )
-
-
-def _read_engine(record: Json) -> Engine:
-    weights = tuple(map(_read_weight, record["weights"]))
-    return _made(Engine, record, nest=nest_of(record), weights=weights)
 
 
 def _made(kind: type[T], record: Json, **known: Any) -> T:

@@ -149,7 +149,7 @@ def played(
         and buffers by replica, with the stage.
     """
     assert plan.schedule is not None
-    first = _first(plan.schedule, len(batches))
+    first = first_microbatches(plan.schedule, len(batches))
     pipeline = LocalPipeline(plan, batches.__getitem__, Settings(seed=seed), schedule=first)
     pipeline.play()
     grads, made = Tensors(), dict[Result, tuple[int, Tensor]]()
@@ -172,7 +172,7 @@ def played(
     return {n: grads[n] for n, _ in order if n in grads}, stage_of, made
 
 
-def _first(schedule: Schedule, count: int) -> Schedule:
+def first_microbatches(schedule: Schedule, count: int) -> Schedule:
     """What the schedule does with its first microbatches, without any step."""
     kept = (schedule.microbatch >= 0) & (schedule.microbatch < count)
     columns = {name: column[kept] for name, column in schedule.columns().items()}

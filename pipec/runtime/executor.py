@@ -151,6 +151,8 @@ class Executor:
         return len(self._shapes)
 
     def _made(self, program: Program, stage: int) -> StageRunner:
+        if self.settings.runner is not None:
+            return self.settings.runner(program.stages[stage])
         return StageRunner(program.stages[stage], self.settings.compiled, self.compute.torch)
 
     def runner(self, stage: int, microbatch: int) -> StageRunner:

@@ -1,12 +1,14 @@
 """How to train, besides the plan."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf
 from typing import Literal, get_args
 
 from pipec.errors import PlanError
+from pipec.runtime.program import StageProgram
 from pipec.runtime.rules import Correction
-from pipec.runtime.stage import Compile
+from pipec.runtime.stage import Compile, StageRunner
 from pipec.runtime.weights import OptimizerFactory, SchedulerFactory
 from pipec.schedule.schedule import Schedule
 
@@ -24,6 +26,7 @@ class Settings:
         seed: Of the random numbers of every forward: one stream per microbatch and random op.
         correction: PipeMare's T1 and T2.
         compiled: Makes a graph fast, such as ``torch.compile``.
+        runner: Makes what runs a stage, if that is not torch.
         on_nan: What to do if gradients are not finite, or a spike
             (`pipec.runtime.figures.conclude`).
         spike: How many times the median of the last norms makes one a spike
@@ -40,6 +43,7 @@ class Settings:
     seed: int = 0
     correction: Correction = field(default_factory=Correction)
     compiled: Compile | None = None
+    runner: Callable[[StageProgram], StageRunner] | None = None
     on_nan: OnNan = "continue"
     spike: float | None = None
     loss_scale: float | None = None

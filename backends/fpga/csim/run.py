@@ -16,7 +16,7 @@ import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -94,25 +94,13 @@ class CSimulation:
         """The command line that plays frames; the data files may be pipes."""
         return [self.binary, self.stage, data, str(frames)]
 
-    def play(
-        self,
-        data: Path,
-        frames: int = 1,
-        timeout: float | None = None,
-        numbering: Sequence[int] = (),
-    ) -> None:
+    def play(self, data: Path, frames: int = 1, numbering: Sequence[int] = ()) -> None:
         """Run the test bench on data files.
 
         Raises:
-            BackendError: It fails, or takes longer than ``timeout`` seconds.
+            BackendError: It fails.
         """
-        command = [*self.command(data, frames), *map(str, numbering)]
-        try:
-            done = ran(command, timeout=timeout)
-        except subprocess.TimeoutExpired as error:
-            raise BackendError(
-                "the C simulation of a stage does not end", where=self.stage, got=error
-            ) from error
+        done = ran([*self.command(data, frames), *map(str, numbering)])
         if done.returncode != 0:
             raise failed(self.stage, done.returncode, done.stderr)
 
@@ -197,23 +185,15 @@ def handshakes(stage: Path, frames: int, *, keep: bool = False) -> dict[str, lis
     with tempfile.TemporaryDirectory(prefix="pipec-timed-") as folder:
         log = Path(folder) / "handshakes"
         told = {"PIPEC_HANDSHAKES": str(log)} | ({"PIPEC_ALL_HANDSHAKES": "1"} if keep else {})
-        _play(build(stage, TIMED), stage, frames, told)
+        done = ran([build(stage, TIMED), stage, str(frames)], env={**os.environ, **told})
+        if done.returncode == DEADLOCK:
+            first, *waits = done.stderr.splitlines()
+            got, hint = "\n" + "\n".join(waits), "deepen a stream that is full"
+            raise BackendError(first, where=stage.name, got=got, hint=hint)
+        if done.returncode != 0:
+            raise failed(stage, done.returncode, done.stderr + done.stdout)
         rows = [line.split() for line in log.read_text().splitlines()]
     return {name: rest for name, *rest in rows}
-
-
-def _play(binary: Path, stage: Path, frames: int, told: dict[str, str]) -> None:
-    done = ran([binary, stage, str(frames)], env={**os.environ, **told})
-    if done.returncode == DEADLOCK:
-        first, *waits = done.stderr.splitlines()
-        raise BackendError(
-            first,
-            where=stage.name,
-            got="\n" + "\n".join(waits),
-            hint="deepen a stream that is full",
-        )
-    if done.returncode != 0:
-        raise failed(stage, done.returncode, done.stderr + done.stdout)
 
 
 def check_timing(stage: Path, frames: int = 2) -> TimedCheck:
@@ -270,75 +250,57 @@ def stream(
         BackendError: A channel has two readers, an input is missing, or a stage fails.
     """
     with tempfile.TemporaryDirectory(prefix="pipec-chain-") as name:
-        wiring = _Wiring(Path(name), stages, frames)
-        wiring.connect(channels)
-        _run_all([s.command(wiring.folder(k), len(frames)) for k, s in enumerate(stages)], stages)
-        return wiring.outputs()
-
-
-@dataclass
-class _Wiring:
-    """Data files of every stage: pipes between stages, regular files at the ends.
-
-    Attributes:
-        root: Where they lie.
-        stages: In order.
-        frames: Inputs.
-        ends: Stage and wire of what leaves the chain.
-    """
-
-    root: Path
-    stages: Sequence[CSimulation]
-    frames: Sequence[Frame]
-    ends: list[tuple[int, Wire]] = field(default_factory=list)
-
-    def folder(self, stage: int) -> Path:
-        """Where a stage finds its inputs and leaves its outputs."""
-        return self.root / str(stage)
-
-    def connect(self, channels: Sequence[ValueChannel]) -> None:
-        """Make a pipe for every value between stages, and files of all frames for the others.
-
-        Raises:
-            BackendError: Two stages read one value.
-        """
-        senders = {(c.dst, c.value): c.src for c in channels}
-        pipes: dict[tuple[int, str], Path] = {}
-        for k, stage in enumerate(self.stages):
-            self.folder(k).mkdir()
+        folders = [Path(name) / str(k) for k in range(len(stages))]
+        pipes = _pipes(folders, stages, channels, frames)
+        _run_all([s.command(f, len(frames)) for s, f in zip(stages, folders, strict=True)], stages)
+        found = [dict[str, torch.Tensor]() for _ in frames]
+        for k, stage in enumerate(stages):
             for wire in stage.wires:
-                path, value = self.folder(k) / wire.file, wire.port.value
-                if not wire.is_input:
+                if wire.is_input or (k, wire.port.value) in pipes:
                     continue
-                if (k, value) not in senders:
-                    path.write_bytes(b"".join(stage.tokens(f, wire).tobytes() for f in self.frames))
-                    continue
-                os.mkfifo(path)
-                end = (senders[k, value], value)
-                if end in pipes:
-                    raise BackendError(
-                        "two stages read one value, and a pipe has one reader",
-                        where=f"stage{end[0]}",
-                        got=value,
-                        hint="compile with insert-comm{route=relay}",
-                    )
-                pipes[end] = path
-        for k, stage in enumerate(self.stages):
-            for wire in stage.wires:
-                pipe = None if wire.is_input else pipes.pop((k, wire.port.value), None)
-                if pipe is not None:
-                    (self.folder(k) / wire.file).symlink_to(pipe)
-                elif not wire.is_input:
-                    self.ends.append((k, wire))
-
-    def outputs(self) -> list[dict[str, torch.Tensor]]:
-        """What left the chain: for each frame, value name to tensor."""
-        count, found = len(self.frames), [dict[str, torch.Tensor]() for _ in self.frames]
-        for k, wire in self.ends:
-            values = self.stages[k].read(self.folder(k), wire, count)
-            for frame, value in zip(found, values, strict=True):
-                frame[wire.port.value] = value
+                values = stage.read(folders[k], wire, len(frames))
+                for frame, value in zip(found, values, strict=True):
+                    frame[wire.port.value] = value
         return found
+
+
+def _pipes(
+    folders: Sequence[Path],
+    stages: Sequence[CSimulation],
+    channels: Sequence[ValueChannel],
+    frames: Sequence[Frame],
+) -> set[tuple[int, str]]:
+    """Make a pipe for every value between stages, and files of all frames for other inputs.
+
+    Returns:
+        The stage that writes into each pipe, and the value.
+
+    Raises:
+        BackendError: Two stages read one value.
+    """
+    senders, pipes = {(c.dst, c.value): c.src for c in channels}, dict[tuple[int, str], Path]()
+    for k, (folder, stage) in enumerate(zip(folders, stages, strict=True)):
+        folder.mkdir()
+        for wire in (w for w in stage.wires if w.is_input):
+            path, value = folder / wire.file, wire.port.value
+            if (k, value) not in senders:
+                path.write_bytes(b"".join(stage.tokens(f, wire).tobytes() for f in frames))
+                continue
+            os.mkfifo(path)
+            end = (senders[k, value], value)
+            if end in pipes:
+                raise BackendError(
+                    "two stages read one value, and a pipe has one reader",
+                    where=f"stage{end[0]}",
+                    got=value,
+                    hint="compile with insert-comm{route=relay}",
+                )
+            pipes[end] = path
+    ends = {(k, w.port.value): folders[k] / w.file for k, s in enumerate(stages)
+            for w in s.wires if not w.is_input}  # fmt: skip
+    for end in pipes.keys() & ends.keys():
+        ends[end].symlink_to(pipes[end])
+    return set(pipes)
 
 
 def _run_all(commands: Sequence[Sequence[str | Path]], stages: Sequence[CSimulation]) -> None:

@@ -12,13 +12,12 @@ from torch import fx
 from pipec.backends.fpga.banks import memory_ports
 from pipec.backends.fpga.cutting.chain import Chain, Cut, Order
 from pipec.backends.fpga.demand import Demands, Numbers
-from pipec.backends.fpga.engines.tiles import ceil_div
+from pipec.backends.fpga.design import Stream
 from pipec.backends.fpga.folding import wire_lanes
 from pipec.backends.fpga.links import Frame, link_cycles
 from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.lowering.network import MemoryPorts, Network
 from pipec.backends.fpga.lowering.view import standard_order
-from pipec.backends.fpga.numbers import bits_of
 from pipec.backends.fpga.search import Board
 from pipec.cluster.cluster import Link, slowest_link
 from pipec.compiler.problem import placement_problem
@@ -96,20 +95,10 @@ def joint_cut(
         sent = [[frames[v] for v in values] for values in behind]
         return np.array([[link_cycles(f, j, clock) / clock for f in sent] for j in joints])
 
-    found = chain.best((order, crossing(order)) for order in _orders(units))
-    if found is None:
-        return None
-    step, cut = chain.confirmed(*found, crossing(found[1].order))
-    return _result(problem, units, chain, step, cut, began)
-
-
-def _orders(units: Units) -> Iterator[Order]:
-    """Different linear orders of the units."""
-    seen: set[bytes] = set()
-    for order in itertools.islice(linear_orders(units, units.work.max(axis=0)), ORDERS):
-        if order.tobytes() not in seen:
-            seen.add(order.tobytes())
-            yield order
+    some = itertools.islice(linear_orders(units, units.work.max(axis=0)), ORDERS)
+    orders = {order.tobytes(): order for order in some}.values()
+    found = chain.best((order, crossing(order)) for order in orders)
+    return None if found is None else _result(problem, units, chain, *found, began)
 
 
 def _frame(graph: Graph, node: str, precision: str) -> Frame:
@@ -117,8 +106,8 @@ def _frame(graph: Graph, node: str, precision: str) -> Frame:
     first = tensors(graph.node(node))[0]
     dtype = precision if first.is_floating_point() else "int32"
     channels = first.shape[standard_order(first.shape)[-1]] if first.ndim else 1
-    lanes = wire_lanes(channels, dtype)
-    return Frame(first.numel() // channels * ceil_div(channels, lanes), lanes * bits_of(dtype) // 8)
+    rows, lanes = first.numel() // channels, wire_lanes(channels, dtype)
+    return Frame.of(Stream(node, rows, channels, lanes, dtype))
 
 
 def _with_whole_formats(problem: CostGraph, graph: Graph) -> CostGraph:

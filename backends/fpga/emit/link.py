@@ -154,7 +154,7 @@ def sides(design: StageDesign, found: Around) -> list[Side]:
     ]
 
 
-def link_cfg(design: StageDesign, found: Around) -> str:
+def link_cfg(design: StageDesign, found: Around, *, udp: bool = False) -> str:
     """``link.cfg`` for ``v++ --link``: kernels, memories, streams, transceivers.
 
     The board before is behind the first QSFP cage, the one behind it behind the second; each cage
@@ -162,35 +162,33 @@ def link_cfg(design: StageDesign, found: Around) -> str:
     the link, a kernel of ``link/`` leads them over the link, in packets with credits that come back
     on its other direction. Between streams of unlike width v++ puts converters (UG1393, Specifying
     Streaming Connections).
-    """
-    used = sides(design, found)
-    kernels = {f"krnl_aurora_{side.cage}": "krnl_aurora" for side in used}
-    kernels |= {instance(s.mux.name): s.mux.name for s in used if s.mux is not None}
-    links = []
-    for side in used:
-        core = f"krnl_aurora_{side.cage}"
-        ends = (f"{core}.rx_axis", f"{core}.tx_axis")
-        links.append((side, _streams(design, side, side.mux, ends)))
-    return connectivity([(design, found)], kernels, links=links)
 
-
-def link_udp_cfg(design: StageDesign, found: Around) -> str:
-    """The same with UDP network kernels (``networklayer`` and ``cmac`` of VNx) behind each cage.
-
-    Every value travels in the packets of the kernels in ``link/``, one datagram each, so that what
-    is under way always has room where it arrives, as UDP holds nothing back. Socket 0 of each
-    network layer is the board on the other side. The transceivers are connected by VNx's script,
-    which finds the board's names for them.
+    Args:
+        design: The stage.
+        found: What is around it.
+        udp: Put UDP network kernels (``networklayer`` and ``cmac`` of VNx) behind each cage
+            (``link_udp.cfg``). Every value then travels in the packets of the kernels in ``link/``,
+            one datagram each, so that what is under way always has room where it arrives, as UDP
+            holds nothing back. Socket 0 of each network layer is the board on the other side. The
+            transceivers are connected by VNx's script, which finds the board's names for them.
     """
     kernels, links = dict[str, str](), []
     for side in sides(design, found):
-        net, core, packets = f"networklayer_{side.cage}", f"cmac_{side.cage}", side.packets
-        kernels |= {core: core, net: "networklayer", instance(packets.name): packets.name}
-        pairs = [(f"{core}.M_AXIS", f"{net}.S_AXIS_eth2nl")]
-        pairs += [(f"{net}.M_AXIS_nl2eth", f"{core}.S_AXIS")]
-        ends = (f"{net}.M_AXIS_nl2sk", f"{net}.S_AXIS_sk2nl")
+        pairs, packets = list[tuple[str, str]](), side.packets if udp else side.mux
+        if udp:
+            net, core = f"networklayer_{side.cage}", f"cmac_{side.cage}"
+            kernels |= {core: core, net: "networklayer"}
+            pairs += [(f"{core}.M_AXIS", f"{net}.S_AXIS_eth2nl")]
+            pairs += [(f"{net}.M_AXIS_nl2eth", f"{core}.S_AXIS")]
+            ends = (f"{net}.M_AXIS_nl2sk", f"{net}.S_AXIS_sk2nl")
+        else:
+            core = f"krnl_aurora_{side.cage}"
+            kernels[core] = "krnl_aurora"
+            ends = (f"{core}.rx_axis", f"{core}.tx_axis")
+        if packets is not None:
+            kernels[instance(packets.name)] = packets.name
         links.append((side, [*pairs, *_streams(design, side, packets, ends)]))
-    return connectivity([(design, found)], kernels, links=links, udp=True)
+    return connectivity([(design, found)], kernels, links=links, udp=udp)
 
 
 def connectivity(

@@ -28,7 +28,6 @@ from pipec.backends.fpga.emit.link import (
     around,
     block_design,
     link_cfg,
-    link_udp_cfg,
     memory_port,
     sides,
 )
@@ -100,6 +99,8 @@ def cells(engine: Engine) -> str:
     return f"[get_cells -quiet -hierarchical -regexp {{.*/{name}(_s)?_U[0-9]+}}]"
 
 
+VENDOR = ("hls_config.cfg", "run_hls.tcl")
+"""For ``v++ -c --mode hls``, or for tools before 2023.2, ``vitis_hls -f run_hls.tcl``."""
 PIPELINE_STYLE = "frp"
 """Free-running pipelines, which all cycles are for; without a word the tool chooses,
 by version and pipeline. It does not make one of a pipeline on m_axi, and says so (UG1448)."""
@@ -128,8 +129,10 @@ def scripts(
         texts |= host_files(design, found, used, tolerance, own or {})
     return {
         "Makefile": makefile(design, beside, hosted=hosted),
-        "hls_config.cfg": _of_vendor("hls_config.cfg", design, platform=platform),
-        "run_hls.tcl": _of_vendor("run_hls.tcl", design, platform=platform),
+        **{
+            name: filled(name, **facts(design), platform=platform, style=PIPELINE_STYLE)
+            for name in VENDOR
+        },
         **texts,
         **files_beside(design, beside, platform=platform),
         "README.md": readme(design, tolerance, site, shares=bool(muxes)),
@@ -142,7 +145,8 @@ def _board(design: StageDesign, found: Around, site: Site) -> dict[str, str]:
         return {}
     if not site.platform:
         return {"block_design.tcl": block_design(design, found)}
-    return {"link.cfg": link_cfg(design, found), "link_udp.cfg": link_udp_cfg(design, found)}
+    udp = link_cfg(design, found, udp=True)
+    return {"link.cfg": link_cfg(design, found), "link_udp.cfg": udp}
 
 
 def makefile(design: StageDesign, beside: Sequence[Beside], *, hosted: bool) -> str:
@@ -157,11 +161,6 @@ def makefile(design: StageDesign, beside: Sequence[Beside], *, hosted: bool) -> 
     }  # fmt: skip
     words = {name: " ".join(value) for name, value in flags.items()}
     return filled("Makefile", stage=design.name, hosted=hosted, **words)
-
-
-def _of_vendor(name: str, design: StageDesign, *, platform: bool) -> str:
-    """For ``v++ -c --mode hls``, or for tools before 2023.2, ``vitis_hls -f run_hls.tcl``."""
-    return filled(name, **facts(design), platform=platform, style=PIPELINE_STYLE)
 
 
 def readme(design: StageDesign, tolerance: float, site: Site, *, shares: bool) -> str:

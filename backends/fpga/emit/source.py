@@ -132,11 +132,6 @@ def _port_struct(p: Wire) -> Struct:
     return Struct(p.name, about, cpp_type(p.stream.dtype), constants, {})
 
 
-def stage_top_h(design: StageDesign) -> str:
-    """Declaration of the top function."""
-    return filled("stage_top.h", **facts(design))
-
-
 def stage_top_cpp(design: StageDesign) -> str:
     """The kernel: tables, the dataflow of engines, the top function."""
     memory = {p.port.engine: p.name for p in pointers(design) if p.port is not None}

@@ -22,17 +22,18 @@ import torch
 
 from pipec.backends.fpga.cpp import identifier
 from pipec.backends.fpga.design import StageDesign
-from pipec.backends.fpga.emit.headers import BENCH, STAND_INS, own_header
+from pipec.backends.fpga.emit.headers import BENCH, STAND_INS, filled, own_header
 from pipec.backends.fpga.emit.link import Site
 from pipec.backends.fpga.emit.scripts import scripts
 from pipec.backends.fpga.emit.source import (
+    facts,
     headers,
     stage_top_cpp,
-    stage_top_h,
     tb_stage_cpp,
     types_h,
 )
 from pipec.backends.fpga.emit.tables import off_chip, on_chip, stored, table_name
+from pipec.backends.fpga.engines.parts import Weight
 from pipec.backends.fpga.quantise.samples import random_frames
 from pipec.backends.fpga.stagejson import Json, stage_record, write_record
 from pipec.backends.fpga.wire import wires_of
@@ -131,7 +132,7 @@ def texts_of(
     """Every text of a stage but ``stage.json``, by the path of its file; as `write_stage`."""
     return {
         "src/types.h": types_h(design),
-        "src/stage_top.h": stage_top_h(design),
+        "src/stage_top.h": filled("stage_top.h", **facts(design)),
         "src/stage_top.cpp": stage_top_cpp(design),
         "tb/tb_stage.cpp": tb_stage_cpp(design, frames=1, tolerance=tolerance, own=own or {}),
         **{f"tb/{name}": own_header(f"tb/{name}") for name in BENCH},
@@ -141,19 +142,17 @@ def texts_of(
     }
 
 
-def table_names(design: StageDesign) -> list[str]:
-    """The files of ``src/weights``, without their ending."""
-    chip, beside = on_chip(design), off_chip(design)
-    return [*(t.name for t in chip), *(table_name(e, w.role) for _, e, w in beside)]
+def tables_of(design: StageDesign) -> dict[str, Weight]:
+    """The tables of a stage, by the names of their files in ``src/weights`` without the ending."""
+    beside = {table_name(engine, w.role): w for _, engine, w in off_chip(design)}
+    return {table.name: table.weight for table in on_chip(design)} | beside
 
 
 def write_tables(design: StageDesign, directory: Path) -> None:
     """Write the images of all tables, as the model's weights are now."""
     directory.mkdir(parents=True, exist_ok=True)
-    for table in on_chip(design):
-        stored(table.weight).tofile(directory / f"{table.name}.bin")
-    for _, engine, weight in off_chip(design):
-        stored(weight).tofile(directory / f"{table_name(engine, weight.role)}.bin")
+    for name, weight in tables_of(design).items():
+        stored(weight).tofile(directory / f"{name}.bin")
 
 
 def _write_golden(design: StageDesign, golden: Golden, directory: Path) -> None:

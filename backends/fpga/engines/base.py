@@ -100,7 +100,7 @@ class Nest(ABC):
             dtype: Arithmetic.
             block: Of a `Mvu`: stream the weights, so many vectors per pass; 0 keeps them on chip.
         """
-        raise self._no("folding")
+        raise TypeError(f"{self.kind()} stands for no layer")
 
     @property
     def macs(self) -> int:
@@ -152,10 +152,7 @@ class Nest(ABC):
             reads: Its inputs, in the rows in which it reads them.
             table: Tables as tensors.
         """
-        raise self._no("results in torch")
-
-    def _no(self, what: str) -> TypeError:
-        return TypeError(f"{type(self).__name__} has no {what}")
+        raise TypeError(f"{self.kind()} computes nothing in inference")
 
 
 @dataclass(frozen=True)

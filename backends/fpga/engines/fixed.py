@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
@@ -43,10 +43,6 @@ class Exact:
         over, under = number.as_integer_ratio()
         return cls(f"int64_t({over})", under.bit_length() - 1, abs(over).bit_length())
 
-    def named(self, name: str) -> Self:
-        """The same number in a variable."""
-        return type(self)(name, self.fraction, self.bits)
-
     def scaled(self, fraction: int) -> Self:
         """The same number with at least as many bits of fraction."""
         more = fraction - self.fraction
@@ -55,47 +51,16 @@ class Exact:
         return type(self)(f"{self.text} * (int64_t(1) << {more})", fraction, self.bits + more)
 
 
-def _binary(op: str, x: Exact, y: Exact) -> Exact | None:
-    """``x op y``; ``x`` is a variable."""
-    if op == "mul":
-        return Exact(f"{x.text} * {y.text}", x.fraction + y.fraction, x.bits + y.bits)
-    fraction = max(x.fraction, y.fraction)
-    a, b = x.scaled(fraction), y.scaled(fraction)
-    text = {
-        "add": f"{a.text} + {b.text}",
-        "sub": f"{a.text} - {b.text}",
-        "rsub": f"{b.text} - {a.text}",
-        "max": f"{a.text} > {b.text} ? {a.text} : {b.text}",
-        "min": f"{a.text} < {b.text} ? {a.text} : {b.text}",
-    }.get(op)
-    return None if text is None else Exact(text, fraction, max(a.bits, b.bits) + 1)
+_ALONE = {"relu": "{x} > 0 ? {x} : 0", "abs": "{x} < 0 ? -{x} : {x}", "neg": "-{x}"}
+_ALIGNED = {
+    "add": "{x} + {y}", "sub": "{x} - {y}", "rsub": "{y} - {x}", "max": "{x} > {y} ? {x} : {y}",
+    "min": "{x} < {y} ? {x} : {y}",
+}  # fmt: skip
+"""Steps of two numbers with as many bits of fraction."""
 
 
-def _unary(step: Step, x: Exact) -> Exact | None:
-    """A function of a variable."""
-    if step.op == "leaky_relu":
-        slope = Exact.constant(step.value)
-        if slope is None:
-            return None
-        low = Exact(f"{x.text} * {slope.text}", x.fraction + slope.fraction, x.bits + slope.bits)
-        high = x.scaled(low.fraction)
-        text = f"{x.text} > 0 ? {high.text} : {low.text}"
-        return Exact(text, low.fraction, max(low.bits, high.bits))
-    text, bits = {
-        "relu": (f"{x.text} > 0 ? {x.text} : 0", x.bits),
-        "abs": (f"{x.text} < 0 ? -{x.text} : {x.text}", x.bits),
-        "neg": (f"-{x.text}", x.bits),
-        "square": (f"{x.text} * {x.text}", 2 * x.bits),
-    }.get(step.op, ("", 0))
-    fraction = 2 * x.fraction if step.op == "square" else x.fraction
-    return Exact(text, fraction, bits) if text else None
-
-
-def rounded(x: Exact, dtype: str) -> str:
-    """The C++ expression of a number rounded to the type ``T`` of an engine, half to even."""
-    width, integer = fixed_point(dtype) or (0, 0)
-    y = x.scaled(width - integer)
-    return f"T::of<{y.fraction - (width - integer)}>({y.text})"
+def _product(x: Exact, y: Exact) -> Exact:
+    return Exact(f"{x.text} * {y.text}", x.fraction + y.fraction, x.bits + y.bits)
 
 
 def chain(steps: Sequence[Step], dtype: str) -> list[str] | None:
@@ -114,28 +79,48 @@ def chain(steps: Sequence[Step], dtype: str) -> list[str] | None:
     lines = list[str]()
     x = Exact.raw("x", dtype)
     for k, step in enumerate(steps):
-        now = x.named(f"x{k}")
+        now = replace(x, text=f"x{k}")
         lines.append(f"const int64_t {now.text} = {x.text};")
         found = _step(step, k, now, dtype)
         if found is None or found.bits > _WIDEST:
             return None
         x = found
-    if x.scaled(Exact.raw("x", dtype).fraction).bits > _WIDEST:
+    fraction = Exact.raw("x", dtype).fraction
+    x = x.scaled(fraction)
+    if x.bits > _WIDEST:
         return None
-    return [*lines, f"return {rounded(x, dtype)};"]
+    return [*lines, f"return T::of<{x.fraction - fraction}>({x.text});"]  # half to even
 
 
 def _step(step: Step, k: int, x: Exact, dtype: str) -> Exact | None:
-    if step.operand == "none":
-        return _unary(step, x)
-    if step.operand == "scalar":
-        inverse = step.op == "div" and step.value != 0
-        other = Exact.constant(1 / step.value if inverse else step.value)
-        if inverse and math.frexp(step.value)[0] not in (0.5, -0.5):
-            return None  # only a power of two has an inverse without rounding
-        return other and _binary("mul" if inverse else step.op, x, other)
-    name = "y" if step.operand == "stream" else f"t{k}"
-    return _binary(step.op, x, Exact.raw(name, dtype))
+    """A step on a variable; None if it needs floating point."""
+    op, value, y = (
+        step.op,
+        step.value,
+        Exact.raw("y" if step.operand == "stream" else f"t{k}", dtype),
+    )
+    if op in _ALONE:
+        return replace(x, text=_ALONE[op].format(x=x.text))
+    if op == "square":
+        return _product(x, x)
+    if op == "div" and step.operand == "scalar" and abs(math.frexp(value)[0]) == 0.5:
+        op, value = "mul", 1 / value  # only a power of two has an inverse without rounding
+    if step.operand == "scalar" or op == "leaky_relu":
+        known = Exact.constant(value)
+        if known is None:
+            return None
+        y = known
+    if op == "mul":
+        return _product(x, y)
+    if op == "leaky_relu":
+        low, high = _product(x, y), x.scaled(x.fraction + y.fraction)
+        text = f"{x.text} > 0 ? {high.text} : {low.text}"
+        return Exact(text, low.fraction, max(low.bits, high.bits))
+    if op not in _ALIGNED:
+        return None
+    fraction = max(x.fraction, y.fraction)
+    x, y = x.scaled(fraction), y.scaled(fraction)
+    return Exact(_ALIGNED[op].format(x=x.text, y=y.text), fraction, max(x.bits, y.bits) + 1)
 
 
 def factor(value: float, beside: int) -> tuple[int, int]:

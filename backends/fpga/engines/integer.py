@@ -14,12 +14,6 @@ def limits(engine: Engine) -> dict[str, int]:
     return {} if by is None else {"SHIFT": by.shift, "LOW": by.low, "HIGH": by.high}
 
 
-def finish(engine: Engine) -> dict[str, list[str]]:
-    """The function that takes one sum of a product of activations to 8 bits."""
-    body = f"return {narrowed(engine)}(int64_t(sum) * {multiplier(engine)});"
-    return {f"{cpp_type(engine.result)} finish(int32_t sum)": [body]}
-
-
 def narrowed(engine: Engine) -> str:
     """The C++ function that takes a sum to 8 bits."""
     return f"narrowed<{cpp_type(engine.result)}, {identifier(engine.name)}>"

@@ -28,10 +28,10 @@ from pipec.backends.fpga.engines.fixed import chain
 from pipec.backends.fpga.engines.integer import limits, multiplier, narrowed, real_type, rescaling
 from pipec.backends.fpga.engines.parts import Table, in_tokens, weight
 from pipec.backends.fpga.engines.steps import (
+    BINARY,
     Mode,
     Step,
     affine_steps,
-    combined,
     function,
     mode_of,
     results,
@@ -151,10 +151,10 @@ class Map(Rows):
         x = reads[0].reshape(shape)
         for step in layer.steps:
             if step.operand == "stream":
-                x = combined(step.op, x, reads[1].reshape(shape))
+                x = BINARY[step.op](x, reads[1].reshape(shape))
             elif step.operand == "table":
                 y = table(cast("Table", step.table)).reshape(step.period, -1)
-                x = combined(step.op, x.reshape(-1, step.period, layer.channels), y).reshape(shape)
+                x = BINARY[step.op](x.reshape(-1, step.period, layer.channels), y).reshape(shape)
             else:
                 x = function(step)(x)
         return x

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from pipec.backends.fpga.arithmetic import MUL, arithmetic, place_depth, sums_depth
-from pipec.backends.fpga.cpp import digits, literal
+from pipec.backends.fpga.cpp import cpp_type, digits, literal
 from pipec.backends.fpga.engines.base import Engine, Folded, Layer, Tables, Unit
 from pipec.backends.fpga.engines.fixed import finished
-from pipec.backends.fpga.engines.integer import finish, limits
+from pipec.backends.fpga.engines.integer import limits, multiplier, narrowed
 from pipec.backends.fpga.engines.mvu import Dense, products_logic, vector_runs
 from pipec.backends.fpga.engines.tiles import (
     LOAD_SHARES,
@@ -133,7 +133,8 @@ class Matmul(Dense):
             "return {g, n, k};",
         ]
         if engine.narrowing is not None:
-            functions = finish(engine)
+            body = f"return {narrowed(engine)}(int64_t(sum) * {multiplier(engine)});"
+            functions = {f"{cpp_type(engine.result)} finish(int32_t sum)": [body]}
         elif whole := finished(self.scale, self.taps * self.channels, engine.dtype):
             functions = {"T finish(sum_t<T> sum)": whole}
         else:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pipec.backends.fpga.arithmetic import arithmetic, sums_depth
 from pipec.backends.fpga.engines.base import Folded, Layer
 from pipec.backends.fpga.engines.mvu import Product, input_tokens, products_logic
-from pipec.backends.fpga.engines.swg import window_reads
 from pipec.backends.fpga.engines.tiles import ceil_div
 from pipec.backends.fpga.runs import Loop, Run, Runs
 
@@ -44,7 +43,8 @@ class Outer(Product):
         for simd, kp in input_tokens(self, window):
             lanes, sf = simd // kp, self.taps // kp * ceil_div(self.channels, simd // kp)
             drain = self.groups * self.rows * sf
-            reading = window_reads(window, self.channels, lanes) * self.groups if window else 0
+            pixels = window.batch * window.h * window.w if window else 0
+            reading = pixels * ceil_div(self.channels, lanes) * self.groups
             left = max(target - drain, 1)
             pe = ceil_div(self.rows, max(left // (vectors * sf), 1))
             cycles = max(vectors * ceil_div(self.rows, pe) * sf + drain, reading)

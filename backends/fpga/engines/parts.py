@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -112,15 +112,7 @@ class Resources:
     ddr: float = 0.0
 
     def __add__(self, other: "Resources") -> "Resources":
-        return Resources(*(a + b for a, b in zip(self.values(), other.values(), strict=True)))
-
-    def values(self) -> tuple[float, ...]:
-        """The six numbers in order."""
-        return (self.dsp, self.bram36, self.uram, self.lut, self.ff, self.ddr)
-
-    def fits(self, limit: "Resources") -> bool:
-        """Whether no number exceeds the limit's."""
-        return all(a <= b for a, b in zip(self.values(), limit.values(), strict=True))
+        return Resources(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
 
 @dataclass(frozen=True)

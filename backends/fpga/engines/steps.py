@@ -153,8 +153,3 @@ def function(step: Step) -> Callable[[Tensor], Tensor]:
     """A step of one operand as a function of tensors."""
     unary, shaped = UNARY.get(step.op), {**BINARY, **_SHAPED}
     return unary if unary is not None else lambda x: shaped[step.op](x, step.value)
-
-
-def combined(op: str, x: Tensor, y: Tensor) -> Tensor:
-    """A step of two operands, elementwise."""
-    return BINARY[op](x, y)

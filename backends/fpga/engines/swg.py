@@ -15,7 +15,6 @@ from pipec.backends.fpga.engines.window import (
     Window,
     image_cycles,
     image_rows,
-    line_cycles,
     line_of,
     ring_of,
 )
@@ -68,16 +67,11 @@ class Swg(Window, Nest):
         return Unit(name, constants, {"real_t<T> pad()": [f"return {pad};"]})
 
 
-def window_reads(window: Window, channels: int, lanes: int) -> int:
-    """Cycles that a window generator needs at least to read a frame."""
-    return window.batch * window.h * window.w * ceil_div(channels, lanes)
-
-
 def window_cycles(window: Window, cf: int, kp: int) -> int:
     """Cycles that a window generator needs for a frame; of a ring an upper bound."""
     w, nest = window, dataclasses.replace(window, cf=cf, groups=cf, kp=kp)
     if nest.is_line:
-        return nest.batch * line_cycles(nest)
+        return nest.batch * image_cycles(nest)
     fill = max((w.kh - 1) * w.dh - w.pt, 0) * w.w + w.kw
     paced = max(w.oh * max(w.sh * w.w, w.ow * nest.taps), w.h * w.w)
     return (w.batch * (paced + fill) + 4) * cf

@@ -18,6 +18,7 @@ dilated extent of the kernel (EH, EW).
 
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import groupby
 
 import numpy as np
 from numpy.typing import NDArray
@@ -241,25 +242,6 @@ def line_of(nest: "Window") -> Line:
     return Line(pitch, idle, first + idle, idle + max(nest.h * pitch, last + 1))
 
 
-def line_cycles(nest: "Window") -> int:
-    """Firings of one image on a line, in closed form.
-
-    Example:
-        >>> line_cycles(Window(1, 32, 32, 1, 1, 3, 3, pt=1, pl=1, oh=32, ow=32, kp=9))
-        1057
-    """
-    line, steps = line_of(nest), nest.taps // nest.kp
-    pixel = (nest.cf - 1) * steps  # all tokens of a window's last pixel but one
-    inner = pixel + max((nest.sw - 1) * nest.cf + 1, steps)
-    row = nest.sh * line.pitch - (nest.ow - 1) * nest.sw
-    last = line.end - line.first - (nest.oh - 1) * nest.sh * line.pitch - (nest.ow - 1) * nest.sw
-    rows = nest.oh * (nest.ow - 1) * inner + nest.oh * pixel
-    turns = (nest.oh - 1) * max((row - 1) * nest.cf + 1, steps) + max(
-        (last - 1) * nest.cf + 1, steps
-    )
-    return line.first * nest.cf + rows + turns
-
-
 def _line_rows(nest: "Window") -> list[Codes]:
     line, steps = line_of(nest), nest.taps // nest.kp
     pixel = np.arange(nest.ow) * nest.sw
@@ -298,20 +280,17 @@ def image_rows(nest: "Window") -> tuple[Row, ...]:
         ...  for r in image_rows(Window(1, 2, 2, 1, 1, 1, 1, oh=2, ow=2))]
         [(2, [2], [3])]
     """
-    found: list[tuple[int, Codes]] = []
-    for codes in _line_rows(nest) if nest.is_line else _ring_rows(nest):
-        if found and (found[-1][1] is codes or np.array_equal(found[-1][1], codes)):
-            found[-1] = (found[-1][0] + 1, codes)
-        elif len(codes):
-            found.append((1, codes))
-    return tuple(_coded(times, codes) for times, codes in found)
+    found = list[Row]()
+    rows = _line_rows(nest) if nest.is_line else _ring_rows(nest)
+    for _, same in groupby((codes for codes in rows if len(codes)), np.ndarray.tobytes):
+        codes, *others = same
+        ends = np.flatnonzero(np.diff(codes, append=-1))
+        counts = np.diff(ends, prepend=-1)
+        found.append(Row(1 + len(others), counts, codes[ends].astype(np.int64)))
+    return tuple(found)
 
 
-def _coded(times: int, codes: Codes) -> Row:
-    ends = np.flatnonzero(np.concatenate((np.diff(codes) != 0, [True])))
-    return Row(times, np.diff(np.concatenate(([-1], ends))), codes[ends].astype(np.int64))
-
-
+@lru_cache(maxsize=4096)
 def image_cycles(nest: "Window") -> int:
     """Firings of one image, exactly.
 

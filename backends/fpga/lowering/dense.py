@@ -150,7 +150,9 @@ def _dense_conv(
         window=None if window.trivial else window,
         tables=_tables(Table(values, b.constants.sources(weight)), bias),
     )  # fmt: skip
-    if groups == 1 and _reads_slowly(b, maps, window):
+    even = window.w % 2 == 0 and (window.sw, window.dw) == (2, 1)
+    slow = maps.value.edge not in b.layers and window.batch * window.h * window.w > b.pace > 0
+    if groups == 1 and even and slow:  # a model's input, pixel by pixel
         layer = paired(layer)
     view = View.of((window.batch, dims[0], window.oh, window.ow), NHWC)
     found = Value(b.add(layer), pixels, dims[0], view, maps.value.dtype)
@@ -159,13 +161,6 @@ def _dense_conv(
 
 def _tables(weight: Table, bias: Table | None) -> dict[str, Table]:
     return {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
-
-
-def _reads_slowly(b: Builder, maps: Maps, window: Swg) -> bool:
-    """Whether reading a model's input pixel by pixel is slower than the pace, and pairs help."""
-    even = window.w % 2 == 0 and (window.sw, window.dw) == (2, 1)
-    is_input = maps.value.edge not in b.layers
-    return even and is_input and window.batch * window.h * window.w > b.pace > 0
 
 
 def paired(layer: Layer) -> Layer:

@@ -242,8 +242,9 @@ def chain(b: Builder, node: fx.Node, x: object, steps: list[MapStep]) -> Value:
     8-bit integers: only where they stay integers; clamps join a product before.
     """
     value, before = b.value(x), b.alone(x)
-    if before is not None and isinstance(before.nest, Matmul) and _factor(steps):
-        nest = dataclasses.replace(before.nest, scale=before.nest.scale * _factor(steps))
+    plain = [(s.op, s.operand) for s in steps] == [("mul", "scalar")] and steps[0].value != 0
+    if before is not None and isinstance(before.nest, Matmul) and plain:
+        nest = dataclasses.replace(before.nest, scale=before.nest.scale * steps[0].value)
         b.layers[before.name] = dataclasses.replace(before, nest=nest)
         return value.reshape(shape_of(node))
     if before is not None and _extends(before, value):
@@ -258,13 +259,7 @@ def chain(b: Builder, node: fx.Node, x: object, steps: list[MapStep]) -> Value:
                 low, high = (min(max(v, limits[0]), limits[1]) for v in one.clamp)
                 b.layers[one.name] = dataclasses.replace(one, clamp=(low, high))
             return value.reshape(shape_of(node))
-    return chain_value(b, node, value, steps)
-
-
-def _factor(steps: list[MapStep]) -> float:
-    """The number that steps multiply with, if they do nothing else; else 0."""
-    plain = [(s.op, s.operand) for s in steps] == [("mul", "scalar")]
-    return steps[0].value if plain else 0.0
+    return b.put_map(node, value, steps).reshape(shape_of(node))
 
 
 def _products(b: Builder, layer: Layer | None) -> list[Layer]:
@@ -276,11 +271,6 @@ def _products(b: Builder, layer: Layer | None) -> list[Layer]:
         found = [p for p in parts if isinstance(p.nest, Mvu) and p.node == layer.node]
         return found if len(found) == len(layer.inputs) else []
     return [layer] if isinstance(layer.nest, Mvu | Vvu) else []
-
-
-def chain_value(b: Builder, node: fx.Node, value: Value, steps: list[MapStep]) -> Value:
-    """The same for a value that is no node's: a MAP of its own."""
-    return b.put_map(node, value, steps).reshape(shape_of(node))
 
 
 def two_streams(b: Builder, node: fx.Node, op: str, x: fx.Node, y: fx.Node) -> Value:

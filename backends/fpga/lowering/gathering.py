@@ -54,23 +54,15 @@ def runs_of(positions: Sequence[int], *, down: bool = False) -> list[Picked]:
     """
     found: list[Picked] = []
     for position, times in ((p, len(list(same))) for p, same in groupby(positions)):
-        longer = _longer(found[-1], position, times, down=down) if found else None
-        if longer is None:
-            found.append(Picked(range(position, position + 1), times))
+        last = found[-1] if found else Picked(range(0), 0)
+        step = position - last.part[-1] if last.part else 0
+        goes_on = step == last.part.step or len(last.part) == 1
+        if times == last.times and goes_on and (step > 0 or down):
+            stop = position + (1 if step > 0 else -1)
+            found[-1] = Picked(range(last.part.start, stop, step), times)
         else:
-            found[-1] = longer
+            found.append(Picked(range(position, position + 1), times))
     return found
-
-
-def _longer(run: Picked, position: int, times: int, *, down: bool) -> Picked | None:
-    """The run with one more position; None if that does not follow."""
-    last = run.part[-1]
-    step = position - last
-    if times != run.times or (len(run.part) > 1 and step != run.part.step):
-        return None
-    if step < 1 and not down:
-        return None
-    return Picked(range(run.part.start, position + (1 if step > 0 else -1), step), times)
 
 
 def picked(

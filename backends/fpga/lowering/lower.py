@@ -171,13 +171,6 @@ def _node(
     return handler(b, node)
 
 
-def _written(b: Builder, node: fx.Node, value: Value) -> Value:
-    """The value, through a copying engine if it is an input that is only passed on."""
-    if value.edge in b.layers:
-        return value
-    return b.put_map(node, value, (), suffix="_copy")
-
-
 def _outputs(b: Builder) -> tuple[list[NetPort], list[str]]:
     found, problems = [], []
     for output in b.graph.outputs:
@@ -188,7 +181,10 @@ def _outputs(b: Builder) -> tuple[list[NetPort], list[str]]:
         if node in b.constants:
             b.values[node] = shapes.constant_stream(b, node, standard_order(shape_of(node)))
         try:
-            value, order = shapes.output_value(b, node, _written(b, node, b.value(node)))
+            value = b.value(node)
+            if value.edge not in b.layers:  # an input that is only passed on
+                value = b.put_map(node, value, (), suffix="_copy")
+            value, order = shapes.output_value(b, node, value)
         except UnsupportedError as error:
             problems.append(f"{op_name(node)} {node.name}, {origin(node)}: {error}")
             continue

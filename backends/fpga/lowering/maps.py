@@ -84,21 +84,16 @@ def as_maps(
 def as_maps_value(b: Builder, node: fx.Node, value: Value, groups: int = 1) -> Maps:
     """The same for a value."""
     padding = value.padding or Padding(0, 0, 0, 0, 0.0)
-    value = dataclasses.replace(value, view=_rank4(value.view), padding=None)
+    shape = value.view.shape
+    if len(shape) not in (3, 4):
+        raise UnsupportedError(f"a tensor of rank {len(shape)} is not a feature map")
+    four = value.view.reshape((*shape[:2], *[1] * (4 - len(shape)), *shape[2:]))
+    value = dataclasses.replace(value, view=four, padding=None)
     order = _channel_order(value.view)
     if order is None or not _grouped(order, groups):
         value = b.in_order(node, value, NHWC)
         order = np.arange(value.view.shape[1])
     return Maps(value, order, padding)
-
-
-def _rank4(view: View) -> View:
-    if len(view.shape) == 4:
-        return view
-    if len(view.shape) == 3:
-        n, c, w = view.shape
-        return view.reshape((n, c, 1, w))
-    raise UnsupportedError(f"a tensor of rank {len(view.shape)} is not a feature map")
 
 
 def _channel_order(view: View) -> NDArray[np.int64] | None:

@@ -1,14 +1,15 @@
 """Normalisations: rows through the NORM engine.
 
-Torch writes a local response normalisation as ten nodes, reshapes in between::
+Torch writes a local response normalisation as nine nodes::
 
-    div(x, pow(add(mul(avg_pool(pad(mul(x, x))), alpha), k), beta))
+    div(x, pow(add(mul(squeeze(avg_pool(pad(reshape(mul(x, x))))), alpha), k), beta))
 """
 
 import math
-from collections.abc import Iterator, Mapping
-from typing import Any, TypeGuard, cast
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
+import torch
 from torch import fx
 
 from pipec.backends.fpga.engines.norm import Norm
@@ -20,11 +21,14 @@ from pipec.backends.fpga.lowering.network import (
     UnsupportedError,
     Value,
     argument,
-    integers,
     lowers,
 )
 from pipec.backends.fpga.lowering.view import indices
-from pipec.graph.ir import Graph, op_name
+from pipec.graph.ir import Graph
+from pipec.graph.patterns import Match, Rule
+from pipec.graph.written import ancestors
+
+aten = torch.ops.aten
 
 
 @lowers("aten._native_batch_norm_legit_functional.default")
@@ -102,79 +106,60 @@ def rows_through(
     return b.put(nest, node, uses, value.view, cin, tables=tables)
 
 
-_SHAPE_ONLY = ("aten.reshape.default", "aten.squeeze.dim", "aten.unsqueeze.default")
-_POOLS = ("aten.avg_pool2d.default", "aten.avg_pool3d.default")
+def _response(more: Any, pad: Any, pool: Any) -> Rule:
+    """How torch writes a local response normalisation, over maps with an axis more."""
+
+    def response(
+        x: Any, shape: Any, pads: Any, value: Any, kernel: Any, stride: Any, alpha: Any, k: Any,
+        beta: Any,
+    ) -> Any:  # fmt: skip
+        wide = pool(pad(more(aten.mul.Tensor(x, x), shape), pads, value), kernel, stride)
+        mean = aten.squeeze.dim(wide, 1)
+        power = aten.pow.Tensor_Scalar(aten.add.Tensor(aten.mul.Tensor(mean, alpha), k), beta)
+        return aten.div.Tensor(x, power)
+
+    return Rule(response, response, where=_over_channels)
+
+
+def _over_channels(match: Match) -> bool:
+    """Whether it runs over channels alone, with zeros that keep their number."""
+    (size, *others), (*sides, before, after) = match.bound["kernel"], match.bound["pads"]
+    plain = set(others) == {1} == set(match.bound["stride"]) and not any(sides)
+    same = (before, after) == ((size - 1) // 2, size // 2)
+    numbers = (match.bound[name] for name in ("alpha", "k", "beta"))
+    real = all(isinstance(n, int | float) for n in numbers)
+    return plain and same and real and not match.bound["value"]
+
+
+_RESPONSES = [
+    _response(more, pad, pool)
+    for more, pool in (
+        (aten.unsqueeze.default, aten.avg_pool2d.default),
+        (aten.reshape.default, aten.avg_pool3d.default),
+    )
+    for pad in (
+        lambda x, pads, value: aten.pad.default(x, pads, "constant", value),
+        aten.constant_pad_nd.default,
+    )
+]
 
 
 def find(graph: Graph) -> dict[fx.Node, Composite]:
     """The last node of every local response normalisation in a graph, as a NORM over channels."""
-    found = {node: _match(node) for node in graph.calls if op_name(node) == "aten.div.Tensor"}
-    return {node: one for node, one in found.items() if one is not None}
+    divisions = (n for n in graph.calls if n.target is aten.div.Tensor)
+    found = (m for n in divisions for rule in _RESPONSES for m in rule.matches(n, ()))
+    return {m.results[0]: _over_rows(**m.bound, last=m.results[0]) for m in found}
 
 
-def _match(node: fx.Node) -> Composite | None:
-    """Follows the chain of nodes upwards from a division; None where it is something else."""
-    x, power = node.args[:2]
-    pool, numbers, inner = power, list[float](), list[fx.Node]()
-    for op in ("aten.pow.Tensor_Scalar", "aten.add.Tensor", "aten.mul.Tensor"):
-        if not _is(pool, op) or not isinstance(pool.args[1], int | float):
-            return None
-        numbers.append(float(pool.args[1]))
-        inner.append(pool)
-        pool = pool.args[0]
-    inner += (above := list(_through_shapes(pool)))
-    pool = above[-1].args[0] if above else pool
-    if not _is(pool, *_POOLS):
-        return None
-    pad = pool.args[0]
-    if not _is(pad, "aten.pad.default", "aten.constant_pad_nd.default"):
-        return None
-    inner += [pool, pad, *(above := list(_through_shapes(pad.args[0])))]
-    square = above[-1].args[0] if above else pad.args[0]
-    if not _is(square, "aten.mul.Tensor") or square.args[:2] != (x, x):
-        return None
-    inner.append(square)
-    size = integers(pool.args[1], 1)[0]
-    if not _is_window(pool, pad, size) or not _alone(inner, node):
-        return None
-    beta, k, alpha = numbers
+def _over_rows(
+    x: fx.Node, kernel: Sequence[int], alpha: float, k: float, beta: float, last: fx.Node, **_: Any
+) -> Composite:
+    numbers: Any = {"size": kernel[0], "alpha": float(alpha), "k": float(k), "beta": float(beta)}
 
     def lower(b: Builder) -> Value:
         """A NORM layer over the channels of every pixel."""
-        rows = b.innermost(node, b.value(x), (1,))
-        return rows_through(b, node, rows, (1,), op="lrn", size=size, alpha=alpha, beta=beta, k=k)
+        rows = b.innermost(last, b.value(x), (1,))
+        return rows_through(b, last, rows, (1,), op="lrn", **numbers)
 
-    return Composite(frozenset(inner), lower)
-
-
-def _is(node: object, *ops: str) -> TypeGuard[fx.Node]:
-    return isinstance(node, fx.Node) and op_name(node) in ops
-
-
-def _through_shapes(node: object) -> Iterator[fx.Node]:
-    while _is(node, *_SHAPE_ONLY):
-        yield node
-        node = node.args[0]
-
-
-def _is_window(pool: fx.Node, pad: fx.Node, size: int) -> bool:
-    """Whether the pooling runs over channels alone, with zeros that keep their number."""
-    kernel, pads = list(integers(pool.args[1], 1)), list(cast("list[int]", pad.args[1]))
-    stride = integers(pool.args[2], 1) if len(pool.args) > 2 else kernel
-    before, after = (size - 1) // 2, size // 2
-    others = pads[:-2]
-    value = pad.args[3] if len(pad.args) > 3 else pad.kwargs.get("value")
-    return (
-        set(kernel[1:]) == {1}
-        and set(stride) == {1}
-        and pads[-2:] == [before, after]
-        and not any(others)
-        and not value
-        and len(pool.args) <= 3
-    )
-
-
-def _alone(inner: list[fx.Node], last: fx.Node) -> bool:
-    """Whether nobody else reads what the chain computes."""
-    chain = {*inner, last}
-    return all(user in chain for node in inner for user in node.users)
+    before = ancestors([last]) - ancestors([x])
+    return Composite(frozenset(before - {last}), lower)

@@ -93,7 +93,9 @@ def _planned(x: Value, y: Value) -> dict[str, Any] | None:
     loops = _loops(a, rank)
     if loops is None:
         return None
-    joined = _joined(named)
+    joined = [  # neighbouring axes of one role are one
+        (role, math.prod(size for _, size in run)) for role, run in groupby(named, itemgetter(0))
+    ]
     sizes = dict(zip(("outer", "groups", "inner"), loops, strict=True))
     roles_of, sizes_of = (tuple(part) for part in zip(*joined, strict=True))
     return {"blocks": blocks, **sizes, "b_sizes": sizes_of, "b_roles": roles_of}
@@ -118,9 +120,3 @@ def _row_major_roles(pieces: Sequence[Piece], roles: dict[int, str], shape: Sequ
         if steps != sorted(steps, reverse=True):
             return False
     return True
-
-
-def _joined(named: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
-    """Neighbouring axes of one role become one."""
-    runs = groupby(named, key=itemgetter(0))
-    return [(role, math.prod(size for _, size in run)) for role, run in runs]

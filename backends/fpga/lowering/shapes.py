@@ -46,17 +46,19 @@ from pipec.graph.ir import tensor
 )
 def renamed(b: Builder, node: fx.Node) -> Value:
     """The same elements in the same order under another shape."""
-    held = b.values.get(cast("fx.Node", node.args[0]))
-    if held is not None and held.padding is not None and _maps_stay(node):
-        return held.reshape((*shape_of(node)[:-2], *held.view.shape[-2:]))
-    value = b.value(node.args[0])
+    source, shape = cast("fx.Node", node.args[0]), shape_of(node)
+    held = b.values.get(source)
+    maps_stay = len(shape) >= 3 and shape[-2:] == shape_of(source)[-2:]
+    if held is not None and held.padding is not None and maps_stay:  # it lies around the maps
+        return held.reshape((*shape[:-2], *held.view.shape[-2:]))
+    value = b.value(source)
     if node.kwargs.get("memory_format") is torch.channels_last:
         value = b.standard(node, value)
     if b.stream_type(node) != value.dtype:
         raise UnsupportedError(f"a conversion from {value.dtype} to {b.stream_type(node)}")
-    if tensor(node).dtype is torch.bool is not tensor(cast("fx.Node", node.args[0])).dtype:
+    if tensor(node).dtype is torch.bool is not tensor(source).dtype:
         value = b.put_map(node, value, [MapStep("abs")])
-    return value.reshape(shape_of(node))
+    return value.reshape(shape)
 
 
 @lowers("aten.expand.default")
@@ -66,12 +68,6 @@ def expanded(b: Builder, node: fx.Node) -> Value:
     if value.view.numel == math.prod(shape):
         return value.reshape(shape)
     return broadcast(b, node, input_value("", shape, standard_order(shape), ""), value)
-
-
-def _maps_stay(node: fx.Node) -> bool:
-    """Whether the last two axes, which padding lies around, stay as they are."""
-    shape, before = shape_of(node), shape_of(cast("fx.Node", node.args[0]))
-    return len(shape) >= 3 and shape[-2:] == before[-2:]
 
 
 @lowers("aten.native_dropout.default")
@@ -139,24 +135,27 @@ def cat(b: Builder, node: fx.Node) -> Value:
     axis = cast("int", argument(node, 1, "dim", 0)) % len(shape)
     streams = [b.value(a) for a in args if b.is_stream(a)]
     order = streams[0].view.axis_order() or standard_order(shape)
-    values, form = [_ordered(b, node, a, order) for a in args], format_after(node, b)
+    values, form = list[Value](), format_after(node, b)
     for k, a in enumerate(args):
-        own = b.named.get(b.value(a).edge) if form and b.is_stream(a) else None
-        if form and own and own != form:
-            values[k] = rounded(b, node, values[k], form, f"_{k}")
-    return _joined(b, node, values, axis, order)
+        if not b.is_stream(a):
+            values.append(constant_stream(b, a, order))
+            continue
+        value, own = b.in_order(node, b.value(a), order), b.named.get(b.value(a).edge)
+        other = form if own and own != form else None
+        values.append(rounded(b, node, value, other, f"_{k}") if other else value)
+    return joined(b, node, values, axis, order)
 
 
-def joined(b: Builder, node: fx.Node, values: Sequence[Value], axis: int) -> Value:
-    """Streams joined along one axis."""
-    order = values[0].view.axis_order() or standard_order(values[0].view.shape)
-    return _joined(b, node, [b.in_order(node, v, order) for v in values], axis, order)
-
-
-def _joined(
-    b: Builder, node: fx.Node, values: Sequence[Value], axis: int, order: tuple[int, ...]
+def joined(
+    b: Builder,
+    node: fx.Node,
+    values: Sequence[Value],
+    axis: int,
+    order: tuple[int, ...] | None = None,
 ) -> Value:
-    """A JOIN of streams that are all in ``order``."""
+    """Streams joined along one axis, in an order of axes, that of the first one if None."""
+    order = order or values[0].view.axis_order() or standard_order(values[0].view.shape)
+    values = [b.in_order(node, v, order) for v in values]
     length = sum(v.view.shape[axis] for v in values)
     shape = tuple(length if d == axis else n for d, n in enumerate(values[0].view.shape))
     place = order.index(axis)
@@ -167,13 +166,6 @@ def _joined(
     out = channels if whole else sum(sizes)
     uses = tuple(v.use(out if whole else s) for v, s in zip(values, sizes, strict=True))
     return b.put(Concat(outer, sizes), node, uses, View.of(shape, order), out)
-
-
-def _ordered(b: Builder, node: fx.Node, arg: fx.Node, order: tuple[int, ...]) -> Value:
-    """An argument of a concatenation in the given axis order; constants become streams."""
-    if b.is_stream(arg):
-        return b.in_order(node, b.value(arg), order)
-    return constant_stream(b, arg, order)
 
 
 def constant_stream(b: Builder, arg: fx.Node, order: tuple[int, ...]) -> Value:

@@ -15,7 +15,6 @@ A model may name formats itself: ``pipec::quantize`` and ``dequantize``, one aft
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import NamedTuple, cast
@@ -119,44 +118,6 @@ def moves(layer: Layer) -> bool:
     return isinstance(layer.nest, Concat | Slice | Perm | Repeat)
 
 
-@dataclass
-class _Typing:
-    """Layers so far, the element type of every edge, and the conversions that were made."""
-
-    precision: str
-    types: dict[str, str]
-    layers: list[Layer] = field(default_factory=list)
-    made: dict[tuple[Use, str], Use] = field(default_factory=dict)
-
-    def add(self, layer: Layer, named: str | None) -> None:
-        """Add a layer in its type, behind conversions of what it reads in another one."""
-        reads = [t for use in layer.inputs if (t := self.types[use.edge]) != "int32"]
-        if layer.dtype == "int32":
-            self.types[layer.name] = "int32"
-            self.layers.append(layer)
-            return
-        dtype = reads[0] if reads and moves(layer) else named or self.precision
-        inputs = tuple(self.converted(layer, use, dtype) for use in layer.inputs)
-        self.types[layer.name] = dtype
-        self.layers.append(dataclasses.replace(layer, inputs=inputs, dtype=dtype))
-
-    def converted(self, layer: Layer, use: Use, dtype: str) -> Use:
-        """What a layer reads instead of an edge."""
-        have = self.types[use.edge]
-        use = dataclasses.replace(use, dtype=have)
-        if have in ("int32", dtype):
-            return use
-        if (use, dtype) not in self.made:
-            name = f"{layer.name}_cast{len(self.made)}"
-            cast = Layer(
-                name, layer.node, layer.origin, (use,), use.rows, use.channels,
-                Map(use.rows, use.channels), dtype=dtype,
-            )  # fmt: skip
-            self.layers.append(cast)
-            self.made[use, dtype] = Use(name, use.rows, use.channels, dtype)
-        return self.made[use, dtype]
-
-
 def typed(network: Network, b: Builder, own: OwnTypes, arriving: Mapping[str, str]) -> Network:
     """The network with the element types that are named.
 
@@ -166,22 +127,44 @@ def typed(network: Network, b: Builder, own: OwnTypes, arriving: Mapping[str, st
         own: The types that are named.
         arriving: Type in which another stage sends a value, by name.
     """
-    nodes = b.graph.nodes
-    given = {p.use.edge: arriving.get(p.value, p.use.dtype) for p in network.inputs}
-    found = _Typing(b.precision, given)
+    nodes, made = b.graph.nodes, dict[tuple[Use, str], Use]()
+    types = {p.use.edge: arriving.get(p.value, p.use.dtype) for p in network.inputs}
+    layers = list[Layer]()
+
+    def converted(layer: Layer, use: Use, dtype: str) -> Use:
+        """What a layer reads instead of an edge, behind a conversion if it is of another type."""
+        use = dataclasses.replace(use, dtype=types[use.edge])
+        if use.dtype in ("int32", dtype):
+            return use
+        if (use, dtype) not in made:
+            name, copy = f"{layer.name}_cast{len(made)}", Map(use.rows, use.channels)
+            layers.append(
+                Layer(name, layer.node, layer.origin, (use,), use.rows, use.channels, copy,
+                      dtype=dtype)
+            )  # fmt: skip
+            made[use, dtype] = Use(name, use.rows, use.channels, dtype)
+        return made[use, dtype]
+
     for layer in network.layers:
-        found.add(layer, own_type(nodes[layer.node], own))
+        dtype, inputs = layer.dtype, layer.inputs
+        if dtype != "int32":
+            reads = [t for use in layer.inputs if (t := types[use.edge]) != "int32"]
+            named = own_type(nodes[layer.node], own)
+            dtype = reads[0] if reads and moves(layer) else named or b.precision
+            inputs = tuple(converted(layer, use, dtype) for use in layer.inputs)
+        types[layer.name] = dtype
+        layers.append(dataclasses.replace(layer, inputs=inputs, dtype=dtype))
 
     def port(p: NetPort) -> NetPort:
-        use = dataclasses.replace(p.use, dtype=found.types[p.use.edge])
+        use = dataclasses.replace(p.use, dtype=types[p.use.edge])
         return dataclasses.replace(p, use=use)
 
     return dataclasses.replace(
         network,
-        layers=tuple(found.layers),
+        layers=tuple(layers),
         inputs=tuple(map(port, network.inputs)),
         outputs=tuple(map(port, network.outputs)),
-        types={n.name: found.types[v.edge] for n, v in b.values.items() if v.edge in found.types},
+        types={n.name: types[v.edge] for n, v in b.values.items() if v.edge in types},
     )
 
 

@@ -36,7 +36,6 @@ from pipec.backends.fpga.lowering.network import HANDLERS, argument, integers
 from pipec.backends.fpga.lowering.rewrite import Emit, Rule, rewritten
 from pipec.backends.fpga.training.rules import input_gradient, select_backward
 from pipec.graph.ir import Graph, op_name
-from pipec.graph.torch_private import OpOverload
 
 aten = torch.ops.aten
 _LAYER, _RMS = aten.layer_norm.default, aten.rms_norm.default
@@ -84,14 +83,17 @@ def _normalised(node: fx.Node) -> tuple[Any, int, int, float] | None:
         x, found = node.args[at], _epsilon(node.args[1 - at], root, node.args[at])
         if isinstance(x, fx.Node) and found is not None:
             axis, eps = found
-            return (_LAYER if _centred(x, axis) else _RMS, at, axis, eps)
+            centred = op_name(x) == "aten.sub.Tensor" and _mean_of(x.args[1]) == (x.args[0], axis)
+            return (_LAYER if centred else _RMS, at, axis, eps)
     return None
 
 
 def _epsilon(scale: object, root: str, x: object) -> tuple[int, float] | None:
     """Axis and epsilon of ``root(mean(x^2) + eps)``; None if it is something else."""
-    total = _first(scale, root)
-    if not isinstance(total, fx.Node) or op_name(total) != "aten.add.Tensor":
+    if not isinstance(scale, fx.Node) or op_name(scale) != root:
+        return None
+    (total,) = scale.all_input_nodes
+    if op_name(total) != "aten.add.Tensor":
         return None
     mean, eps = _mean_of(total.args[0]), total.args[1]
     if not isinstance(eps, int | float) or mean is None:
@@ -109,11 +111,6 @@ def _same(a: object, b: object) -> bool:
     return a is b or (a.target, a.args, a.kwargs) == (b.target, b.args, b.kwargs)
 
 
-def _centred(x: fx.Node, axis: int) -> bool:
-    """Whether it is something less its own mean over that axis."""
-    return op_name(x) == "aten.sub.Tensor" and _mean_of(x.args[1]) == (x.args[0], axis)
-
-
 def _mean_of(node: object) -> tuple[fx.Node, int] | None:
     """What a mean over one axis, kept, is of, and the axis; None if it is something else."""
     if not isinstance(node, fx.Node) or op_name(node) != "aten.mean.dim":
@@ -122,10 +119,6 @@ def _mean_of(node: object) -> tuple[fx.Node, int] | None:
     assert isinstance(x, fx.Node)
     over = [a % len(shape_of(x)) for a in integers(axes, 1)]
     return (x, over[0]) if len(over) == 1 and argument(node, 2, "keepdim", default=False) else None
-
-
-def _first(node: object, op: str) -> object:
-    return node.args[0] if isinstance(node, fx.Node) and op_name(node) == op else None
 
 
 def _group_norm(
@@ -217,11 +210,6 @@ def _prelu(emit: Emit, x: Tensor, weight: Tensor) -> Tensor:
     return emit.named(x.relu() + below)
 
 
-def _select_backward(emit: Emit, *args: Any) -> Tensor:
-    """What no sum of gradients takes together (`rules.joined_selects`)."""
-    return emit.named(select_backward(emit, *args))
-
-
 _TAPS = {"linear1d": 2, "bilinear2d": 2, "bicubic2d": 4}
 """Positions that a result is made of, along one axis."""
 _OPS = {2: aten.upsample_bilinear2d.default, 4: aten.upsample_bicubic2d.default}
@@ -275,7 +263,7 @@ _ALWAYS: dict[str, Rule] = {
     "aten.group_norm.default": _group_norm,
     "aten.instance_norm.default": _instance_norm,
     "aten.prelu.default": _prelu,
-    "aten.select_backward.default": _select_backward,
+    "aten.select_backward.default": lambda emit, *args: emit.named(select_backward(emit, *args)),
     **{f"aten.upsample_{k}.{form}": _interpolated for k in _TAPS for form in ("default", "vec")},
 }
 _CONVOLUTION = "aten.convolution.default"
@@ -329,12 +317,6 @@ def _table() -> dict[Any, Callable[..., Any]]:
     return dict(torch.export.default_decompositions())
 
 
-def _is_composite(node: fx.Node) -> bool:
-    if not isinstance(node.target, OpOverload) or op_name(node) in HANDLERS:
-        return False
-    return node.target in _table() and WHOLE not in op_name(node)
-
-
 def decomposed(graph: Graph, precision: str) -> Graph:
     """The graph with what models write out, and composite ops without a handler, replaced.
 
@@ -344,7 +326,9 @@ def decomposed(graph: Graph, precision: str) -> Graph:
     """
     graph = gathered(graph, precision)
     constants = Constants(graph)
-    found = {op_name(n): _apart for n in graph.calls if n not in constants and _is_composite(n)}
+    composite = (n for n in graph.calls if n.target in _table() and n not in constants)
+    names = {op_name(n) for n in composite} - HANDLERS.keys()
+    found = dict.fromkeys((name for name in names if WHOLE not in name), _apart)
     return decomposed(rewritten(graph, found), precision) if found else graph
 
 

@@ -22,7 +22,6 @@ Of values with more than `ALL` elements some outputs are looked at: those that r
 places takes farthest, and others at random.
 """
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -83,11 +82,6 @@ class Bound:
         worst, likely = (b if math.isfinite(b) else None for b in (self.worst, self.likely))
         return {"value": self.value, "worst": worst, "likely": likely}
 
-    def with_(self, other: "Bound") -> "Bound":
-        """Of two frames."""
-        worst, likely = max(self.worst, other.worst), max(self.likely, other.likely)
-        return dataclasses.replace(self, worst=worst, likely=likely)
-
 
 @dataclass(frozen=True)
 class Stages:
@@ -130,7 +124,7 @@ def bounds_of(stages: Stages, frames: Sequence[Mapping[str, Tensor]]) -> list[Bo
         stages: In order.
         frames: Sets of the model's inputs by name.
     """
-    found: dict[tuple[int, str], Bound] = {}
+    found: dict[tuple[int, str], tuple[float, ...]] = {}
     exact, stored = Chain(stages.exact), Chain(stages.stored)
     for number, frame in enumerate(frames):
         trace = _Trace(stages)
@@ -142,10 +136,10 @@ def bounds_of(stages: Stages, frames: Sequence[Mapping[str, Tensor]]) -> list[Bo
             for name, value in values.items():
                 if value.dtype.is_floating_point:
                     triple = (value, rounded[stage][name], want[stage][name])
-                    bound = trace.bound(stage, name, triple, number)
-                    before = found.get((stage, name))
-                    found[stage, name] = bound if before is None else before.with_(bound)
-    return list(found.values())
+                    now = trace.bound(triple, number)
+                    before = found.get((stage, name), now)
+                    found[stage, name] = tuple(map(max, before, now))
+    return [Bound(stage, name, *each) for (stage, name), each in found.items()]
 
 
 class _Trace:
@@ -179,10 +173,8 @@ class _Trace:
         self._leaves[stage, edge] = leaf
         return cut(x, self._stages.types[stage][edge]) + leaf
 
-    def bound(
-        self, stage: int, name: str, values: tuple[Tensor, Tensor, Tensor], seed: int
-    ) -> Bound:
-        """The bound of a value: not rounded, rounded, and the model's."""
+    def bound(self, values: tuple[Tensor, Tensor, Tensor], seed: int) -> tuple[float, ...]:
+        """`Bound.worst` and ``likely`` of a value: not rounded, rounded, and the model's."""
         smooth, rounded, want = (v.reshape(-1) for v in values)
         ordinary = want[want.abs() < _HUGE].abs()
         peak = max(float(ordinary.max()) if len(ordinary) else 0.0, 1e-30)
@@ -193,7 +185,7 @@ class _Trace:
             base = abs(float(smooth[row].detach() - want[row])) + rest
             worst = max(worst, _number(base + largest))
             likely = max(likely, _number(base + DEVIATIONS * sigma))
-        return Bound(stage, name, worst / peak, likely / peak)
+        return worst / peak, likely / peak
 
     def _row(self, output: Tensor) -> tuple[float, float, float]:
         """``sum |J| u``, sigma and ``<J, rho>`` of one output."""

@@ -107,7 +107,13 @@ def formats_of(
     members: dict[Edge, list[Edge]] = {}
     for edge in _real_edges(networks):
         members.setdefault(classes[edge], []).append(edge)
-    centred = {classes[edge] for edge in _operands(networks)}
+    centred = {  # operands that are multiplied with each other, element by element of long sums
+        classes[k, use.edge]
+        for k, network in enumerate(networks)
+        for layer in network.layers
+        if isinstance(layer.nest, Matmul)
+        for use in layer.inputs
+    }
     found: list[dict[str, Int8]] = [{} for _ in networks]
     for root, edges in members.items():
         named = [f for k, e in edges if (f := networks[k].named.get(e)) is not None]
@@ -174,12 +180,3 @@ def _real_edges(networks: Sequence[Network]) -> Iterator[Edge]:
         uses += [p.use for p in network.outputs]
         for edge in dict.fromkeys(u.edge for u in uses if u.dtype != "int32"):
             yield k, edge
-
-
-def _operands(networks: Sequence[Network]) -> Iterator[Edge]:
-    """Edges that are multiplied with each other, element by element of long sums."""
-    for k, network in enumerate(networks):
-        for layer in network.layers:
-            if isinstance(layer.nest, Matmul):
-                for use in layer.inputs:
-                    yield k, use.edge

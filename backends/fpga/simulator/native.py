@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, chain
 from pathlib import Path
 
 import numpy as np
@@ -103,53 +103,29 @@ class Wait:
     empty: bool
 
 
-@dataclass(frozen=True)
-class Links:
-    """Who writes and who reads the streams inside a network.
-
-    Attributes:
-        slots: Slots (K = N + D, or N behind a rigid pipeline) of each inner stream, those with
-            both a writer and a reader.
-        initial: Tokens that each of them holds at reset.
-        writer: Name of the process that writes a stream; ``reader`` that reads it.
-    """
-
-    slots: Mapping[str, int]
-    initial: Mapping[str, int]
-    writer: Mapping[str, str]
-    reader: Mapping[str, str]
-
-
 def in_flight(process: Process, *, rigid: bool) -> int:
     """Slots that tokens in its pipeline own, in each stream that it writes."""
     return 0 if rigid and not process.free else process.depth
 
 
-def links(
+def slots_of(
     processes: Iterable[Process],
     depths: Mapping[str, int],
     initial: Mapping[str, int] | None = None,
     *,
     rigid: bool = False,
-) -> Links:
-    """The inner streams of a network.
+) -> dict[str, tuple[int, int]]:
+    """Slots of each stream with both a writer and a reader, and the tokens that it holds at reset.
 
-    Args:
-        processes: Any order; every stream has one writer and one reader among them, or none on
-            one side (a source that is always ready, a sink that always takes).
-        depths: Declared FIFO depth N per stream.
-        initial: Tokens that a stream holds at reset (a feedback loop needs some); 0 where absent.
-        rigid: Whether pipelines are rigid, but for those that are free.
+    Slots are N + D, or N behind a rigid pipeline. Arguments are those of `simulate`.
     """
-    writers = {s: p for p in processes for s in p.outputs}
-    readers = {s: p for p in processes for s in p.inputs}
-    inner = [s for s in writers if s in readers]
-    return Links(
-        {s: depths[s] + in_flight(writers[s], rigid=rigid) for s in inner},
-        {s: (initial or {}).get(s, 0) for s in inner},
-        {s: writers[s].name for s in inner},
-        {s: readers[s].name for s in inner},
-    )
+    held, read = initial or {}, {s for p in processes for s in p.inputs}
+    return {
+        s: (depths[s] + in_flight(p, rigid=rigid), held.get(s, 0))
+        for p in processes
+        for s in p.outputs
+        if s in read
+    }
 
 
 def written(process: Process) -> dict[str, int]:
@@ -157,13 +133,15 @@ def written(process: Process) -> dict[str, int]:
     return {s: tokens(process.table, k, written=True) for k, s in enumerate(process.outputs)}
 
 
-def deadlock(waits: list[Wait], net: Links) -> BackendError:
+def deadlock(waits: list[Wait], processes: Iterable[Process]) -> BackendError:
     """The error that names the cycle of waits, found by following them from any of them."""
     by_name = {w.process: w for w in waits}
+    writer = {s: p.name for p in processes for s in p.outputs}
+    reader = {s: p.name for p in processes for s in p.inputs}
     wait, path = waits[0], list[Wait]()
     while wait not in path:
         path.append(wait)
-        other = net.writer[wait.stream] if wait.empty else net.reader[wait.stream]
+        other = (writer if wait.empty else reader)[wait.stream]
         if other not in by_name:
             return BackendError(
                 "a stream's writer and reader move unlike numbers of tokens per frame",
@@ -240,50 +218,40 @@ def simulate(
         BackendError: The network deadlocks, and the cycle of waits is reported; or there is no C++
             compiler.
     """
-    net = links(processes, depths, initial, rigid=rigid)
+    slots = slots_of(processes, depths, initial, rigid=rigid)
     with tempfile.TemporaryDirectory(prefix="pipec-cycles-") as folder:
         log = Path(folder) / "handshakes"
         head = frames, int(until_steady), int(call), int(record)
-        done = ran([binary(), log], input=_encoded(processes, net, head, rigid=rigid))
+        done = ran([binary(), log], input=_encoded(processes, slots, head, rigid=rigid))
         if done.returncode != 0:
             raise BackendError("the simulator failed", got=f"exit code {done.returncode}")
         rows = [line.split() for line in done.stdout.splitlines()]
-        names = list(net.slots)
+        names = list(slots)
         waits = [
-            Wait(processes[int(p)].name, names[int(s)], empty == "1")
-            for kind, *rest in rows
-            if kind == "wait"
-            for p, s, empty in [rest]
+            Wait(processes[int(row[1])].name, names[int(row[2])], row[3] == "1")
+            for row in rows
+            if row[0] == "wait"
         ]
         if waits:
-            raise deadlock(waits, net)
-        flows = dict(zip(names, (_flow(row) for row in rows if row[0] == "stream"), strict=True))
+            raise deadlock(waits, processes)
+        told = [(*map(int, row[1:-1]), int(row[-1], 16)) for row in rows if row[0] == "stream"]
+        flows = {name: Flow(*numbers) for name, numbers in zip(names, told, strict=True)}
         ends = tuple(int(row[1]) for row in rows if row[0] == "end")
-        return Trace(ends, flows, rows[-1][1] == "1", _logs(flows, log) if record else {})
+        logs = dict[str, tuple[int, ...]]()
+        if record:
+            ends_of = accumulate(flow.tokens for flow in flows.values())
+            parts = np.split(np.fromfile(log, dtype=np.int64), [*ends_of])
+            logs = {name: tuple(part.tolist()) for name, part in zip(flows, parts, strict=False)}
+        return Trace(ends, flows, rows[-1][1] == "1", logs)
 
 
-def _flow(row: list[str]) -> Flow:
-    _, *counts, digest = row
-    numbers = [*map(int, counts), int(digest, 16)]
-    return Flow(*numbers)
-
-
-def _logs(flows: Mapping[str, Flow], path: Path) -> dict[str, tuple[int, ...]]:
-    cycles = np.fromfile(path, dtype=np.int64)
-    bounds = pairwise(accumulate((f.tokens for f in flows.values()), initial=0))
-    return {
-        name: tuple(cycles[first:last].tolist())
-        for name, (first, last) in zip(flows, bounds, strict=True)
-    }
-
-
-def _encoded(processes: Sequence[Process], net: Links, head: Sequence[int], *, rigid: bool) -> str:
+def _encoded(
+    processes: Sequence[Process], slots: Mapping[str, tuple[int, int]], head: Sequence[int], *,
+    rigid: bool,
+) -> str:  # fmt: skip
     """The network as `simulate.cpp` reads it."""
-    number = {name: k for k, name in enumerate(net.slots)}
-    words = [*head, len(number)]
-    for name, slots in net.slots.items():
-        words += [slots, net.initial[name]]
-    words.append(len(processes))
+    number = {name: k for k, name in enumerate(slots)}
+    words = [*head, len(number), *chain.from_iterable(slots.values()), len(processes)]
     for p in processes:
         code = _code(p.table)
         words += [p.depth, int(p.free or not rigid)]

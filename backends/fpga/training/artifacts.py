@@ -109,7 +109,10 @@ def connections(
         ]
         text = connectivity(list(kernels.values()), {}, joints=ends, elsewhere=elsewhere)
         return f"{CONNECTIONS}.cfg", text
-    cells = {instance(tops[f]): (design, _outside(found)) for f, (design, found) in kernels.items()}
+    cells = {}
+    for folder, (design, found) in kernels.items():  # what crosses to other boards is the user's
+        host = (*found.receives, *found.sends, *found.host)
+        cells[instance(tops[folder])] = design, dataclasses.replace(found, host=host)
     ends = [[f"{instance(tops[kernel])}/{port}" for (kernel, _), port in pair] for pair in pairs]
     folders = [f"{folder}/build_hls" for folder in designs]
     name = identifier(stage.kernels.F.name.removesuffix("_forward"))
@@ -125,11 +128,6 @@ def _around(
     leaving = {o.name for graph in graphs for o in graph.outputs if o.kind in CROSSING}
     found = around(design, Site.on(fabric, crossing=sorted(arriving | leaving)))
     return dataclasses.replace(found, host=tuple(p for p in found.host if p not in inside))
-
-
-def _outside(found: Around) -> Around:
-    """The same with what crosses to other boards left to the user, like what the host feeds."""
-    return dataclasses.replace(found, host=(*found.receives, *found.sends, *found.host))
 
 
 KERNELS = ("forward", "backward", "update", "saved")

@@ -16,7 +16,7 @@ from pipec.compiler.comparison import Allowed, Comparison, compare
 from pipec.compiler.verify_training import add, compared, gradients_of, noise_of
 from pipec.graph.ir import Graph
 from pipec.plan.model import Plan
-from pipec.runtime.program import Program, StageProgram
+from pipec.runtime.program import StageProgram
 
 Tensors = dict[str, Tensor]
 
@@ -53,10 +53,9 @@ def compare_emitted(
         gradients says how many elements of ReLUs and maxima of windows had to be put on the
         kernels' side.
     """
-    program = Program.of(plan)
-    boards = EmittedPipeline(program, runners, len(batches), keep_saved=True)
-    boards.run(batches)
-    found: Tensors = {}
+    boards = EmittedPipeline(plan, runners, len(batches))
+    boards.train(batches)
+    program, found = boards.program, Tensors()
     for runner in runners:
         add(found, runner.gradients())
     stage_of = {n: s.index for s in reversed(program.stages) for n in _trained(s)}

@@ -101,8 +101,8 @@ def on_their_side(
         found[name], count = _on_their_side(own[name], theirs[name], tolerance)
         relus += count
     for pool in _pools(stage.training.B):
-        if pool.places in theirs:
-            found[pool.places], count = pool.chosen(own, theirs, tolerance)
+        if pool[1] in theirs:
+            found[pool[1]], count = _chosen(pool, own, theirs, tolerance)
             maxima += count
     return found, relus, maxima
 
@@ -116,50 +116,44 @@ def _on_their_side(own: Tensor, theirs: Tensor, tolerance: float) -> tuple[Tenso
     return torch.where(unlike, theirs.to(own.dtype), own), int(unlike.sum())
 
 
-@dataclass(frozen=True)
-class _Pool:
-    """A max pooling whose gradient a stage computes.
+_Pool = tuple[str, str, tuple[tuple[int, ...], ...]]
+"""A max pooling whose gradient a stage computes: names of the saved values ``[..., h, w]`` that it
+slides over, and of the saved places of the maxima ``[..., oh, ow]``, ``y * w + x``; kernel, stride,
+padding and dilation, each down and across."""
 
-    Attributes:
-        maps: Name of the saved values ``[..., h, w]`` that it slides over.
-        places: Name of the saved places of the maxima ``[..., oh, ow]``, ``y * w + x``.
-        steps: Kernel, stride, padding and dilation, each down and across.
+
+def _chosen(
+    pool: _Pool, own: Tensors, theirs: Mapping[str, Tensor], tolerance: float
+) -> tuple[Tensor, int]:
+    """The places of the maxima, near ties decided as the kernels did, and how many.
+
+    The kernels' place lies in the same window, its value within the tolerance of the maximum, and
+    is no smaller than the element that torch chose among what the kernels saved.
     """
+    maps, places, steps = pool
+    x, here, there = own[maps], own[places], theirs[places]
+    if here.shape != there.shape or not here.numel():
+        return here, 0
+    there = torch.where(_inside(there, x.shape, steps), there, here).to(here.dtype)
+    near = _at(x, here) - _at(x, there) <= tolerance * x.abs().max()
+    known = theirs.get(maps)
+    if known is not None and known.shape == x.shape:
+        near &= _at(known, there) >= _at(known, here)
+    unlike = (there != here) & near
+    return torch.where(unlike, there, here), int(unlike.sum())
 
-    maps: str
-    places: str
-    steps: tuple[tuple[int, ...], ...]
 
-    def chosen(
-        self, own: Tensors, theirs: Mapping[str, Tensor], tolerance: float
-    ) -> tuple[Tensor, int]:
-        """The places of the maxima, near ties decided as the kernels did, and how many.
-
-        The kernels' place lies in the same window, its value within the tolerance of the maximum,
-        and is no smaller than the element that torch chose among what the kernels saved.
-        """
-        x, here, there = own[self.maps], own[self.places], theirs[self.places]
-        if here.shape != there.shape or not here.numel():
-            return here, 0
-        there = torch.where(self._inside(there, x.shape), there, here).to(here.dtype)
-        near = _at(x, here) - _at(x, there) <= tolerance * x.abs().max()
-        known = theirs.get(self.maps)
-        if known is not None and known.shape == x.shape:
-            near &= _at(known, there) >= _at(known, here)
-        unlike = (there != here) & near
-        return torch.where(unlike, there, here), int(unlike.sum())
-
-    def _inside(self, places: Tensor, shape: torch.Size) -> Tensor:
-        """Whether each place lies in the window that it stands for, and in the maps."""
-        height, width = shape[-2:]
-        found = (places >= 0) & (places < height * width)
-        at = (torch.div(places, width, rounding_mode="floor"), places % width)
-        for axis, (place, size) in enumerate(zip(at, places.shape[-2:], strict=True)):
-            kernel, stride, padding, dilation = (step[axis] for step in self.steps)
-            window = torch.arange(size)[:, None] if axis == 0 else torch.arange(size)
-            tap = place + padding - window * stride
-            found &= (tap >= 0) & (tap <= (kernel - 1) * dilation) & (tap % dilation == 0)
-        return found
+def _inside(places: Tensor, shape: torch.Size, steps: tuple[tuple[int, ...], ...]) -> Tensor:
+    """Whether each place lies in the window that it stands for, and in the maps."""
+    height, width = shape[-2:]
+    found = (places >= 0) & (places < height * width)
+    at = (torch.div(places, width, rounding_mode="floor"), places % width)
+    for axis, (place, size) in enumerate(zip(at, places.shape[-2:], strict=True)):
+        kernel, stride, padding, dilation = (step[axis] for step in steps)
+        window = torch.arange(size)[:, None] if axis == 0 else torch.arange(size)
+        tap = place + padding - window * stride
+        found &= (tap >= 0) & (tap <= (kernel - 1) * dilation) & (tap % dilation == 0)
+    return found
 
 
 def _at(x: Tensor, places: Tensor) -> Tensor:
@@ -176,4 +170,4 @@ def _pools(graph: Graph) -> Iterator[_Pool]:
             names = [saved.get(cast("fx.Node", n).name) for n in (maps, places)]
             if names[0] is not None and names[1] is not None:
                 steps = (kernel, stride or kernel, padding, dilation)
-                yield _Pool(names[0], names[1], tuple(integers(s, 2) for s in steps))
+                yield names[0], names[1], tuple(integers(s, 2) for s in steps)

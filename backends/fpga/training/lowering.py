@@ -105,12 +105,8 @@ def _rows_of_gradient(
     nest = Matmul(1, dy.channels, 1, 1, columns, 1, n, b_sizes=sizes, b_roles=("k", "n", "n"))
     operands, matrix = (turned.use(n), read.use(x.channels)), (dy.channels, columns)
     found = b.put(nest, node, operands, View.of(matrix, (0, 1)), columns, suffix="_weight")
-    return _in_rows(found, view, x.channels)
-
-
-def _in_rows(value: Value, view: View, channels: int) -> Value:
-    """A value under another view, in rows of so many elements."""
-    return dataclasses.replace(value, view=view, rows=view.numel // channels, channels=channels)
+    count = view.numel // x.channels
+    return dataclasses.replace(found, view=view, rows=count, channels=x.channels)
 
 
 def _maps(b: Builder, node: fx.Node, arg: object) -> Maps:
@@ -145,9 +141,8 @@ def matrix_gradient(b: Builder, node: fx.Node, dy: Value, x: Value) -> Value | N
         return None
     (out, n), cin = dy.view.shape, x.view.shape[1]
     rows, columns = View.of((out, n), (1, 0)), View.of((n, cin), (0, 1))
-    if dy.view.atoms != rows.atoms or x.view.atoms != columns.atoms:
-        return None
-    if written_by_rows(n, out, cin):
+    kept = (dy.view.atoms, x.view.atoms) == (rows.atoms, columns.atoms)
+    if not kept or written_by_rows(n, out, cin):
         return None
     uses, view = (x.use(cin), dy.use(out)), View.of((out, cin), (0, 1))
     return _outer(b, node, uses, (n, 1, out, cin, 1), view)

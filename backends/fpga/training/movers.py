@@ -157,19 +157,14 @@ def _through_memory(design: StageDesign, stream: Stream, prefix: str) -> StageDe
         _engine(refill, Refill(*shape), ((full.name,), (stream.name,)), *facts),
     ]
     engines[at : at + 1] = [dataclasses.replace(producer, outputs=outputs), *ends]
-    ports = [
-        _port(e.name, e, s, _carried(e, s), f"fifo_{prefix}{name}")
-        for e, s in zip(ends, (arriving, leaving), strict=True)
-    ]
+    ports = []
+    for e, s in zip(ends, (arriving, leaving), strict=True):
+        carried = Port(s.name, e.name, s.name, (s.rows, s.channels), (0, 1), s.dtype)
+        ports.append(_port(e.name, e, s, carried, f"fifo_{prefix}{name}"))
     streams = {**design.streams, stream.name: leaving, arriving.name: arriving, full.name: full}
     return dataclasses.replace(
         design, engines=tuple(engines), streams=streams, ddr=(*design.ddr, *ports)
     )
-
-
-def _carried(engine: Engine, stream: Stream) -> Port:
-    shape = (stream.rows, stream.channels)
-    return Port(stream.name, engine.name, stream.name, shape, (0, 1), stream.dtype)
 
 
 def with_rings(design: StageDesign) -> StageDesign:

@@ -14,7 +14,7 @@ Dropout is ``y = x * m`` and ``dx = dy * m`` with a mask m of zeros, where x is 
 F reads it as an input and saves it for B.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -66,22 +66,18 @@ def masks_of(forward: Graph, draws: Draws | None) -> tuple[Mask, ...]:
     """
     random = [n for n in forward.calls if is_random(n)]
     numbers = range(len(random)) if draws is None else draws
+    dropped = [(k, n) for k, n in zip(numbers, random, strict=True) if _is_dropout(n)]
     return tuple(
-        _mask(n, k)
-        for k, n in zip(numbers, random, strict=True)
-        if k is not None and _is_dropout(n)
+        Mask(
+            _name(n), k, float(cast("float", n.args[1])), tuple(tensor(n.all_input_nodes[0]).shape)
+        )
+        for k, n in dropped
+        if k is not None
     )
 
 
 def _is_dropout(node: fx.Node) -> bool:
     return op_name(node) == "aten.native_dropout.default" and node.args[2] is True
-
-
-def _mask(node: fx.Node, draw: int) -> Mask:
-    x, probability = node.args[:2]
-    assert isinstance(x, fx.Node)
-    assert isinstance(probability, float | int)
-    return Mask(_name(node), draw, float(probability), tuple(tensor(x).shape))
 
 
 def _name(node: fx.Node) -> str:
@@ -96,21 +92,11 @@ def dropout(emit: Emit, x: Tensor, *_: Any) -> Any:
     return (x * mask, mask)
 
 
-def dropout_backward(_: Emit, dy: Tensor, mask: Tensor, scale: float) -> Tensor:
-    """The saved mask holds the scale already."""
-    return dy * mask
-
-
 _DROPOUT: dict[str, Rule] = {
     "aten.native_dropout.default": dropout,
-    "aten.native_dropout_backward.default": dropout_backward,
+    # the saved mask holds the scale already
+    "aten.native_dropout_backward.default": lambda _, dy, mask, scale: dy * mask,
 }
-
-
-def with_masks(forward: Graph, masks: Sequence[Mask]) -> Graph:
-    """F with its masks among its inputs."""
-    added = (GraphInput(m.name, InputKind.INPUT, m.name) for m in masks)
-    return forward.replace(inputs=(*forward.inputs, *added))
 
 
 def floating_masks(before: Graph, after: Graph) -> Graph:
@@ -171,8 +157,9 @@ def phases_of(training: Training, draws: Draws | None = None) -> Phases:
     backward = _pruned(floating_masks(low.B, rewritten(low.B, rules)))
     read = {i.name for i in backward.inputs_of(InputKind.SAVED)}
     masks = masks_of(low.F, draws)
-    forward = with_masks(rewritten(_forward(_stateful(low.F), read), rules), masks)
-    forward = _pruned(forward)
+    forward = rewritten(_forward(_stateful(low.F), read), rules)
+    drawn = (GraphInput(m.name, InputKind.INPUT, m.name) for m in masks)
+    forward = _pruned(forward.replace(inputs=(*forward.inputs, *drawn)))
     named = _named(backward, {o.name for o in low.F.outputs_of(OutputKind.LOSS)})
     saved = tuple(i.name for i in named.inputs_of(InputKind.SAVED))
     nodes, updated = low.F.nodes, low.F.outputs_of(OutputKind.BUFFER_UPDATE)

@@ -314,11 +314,6 @@ def _phases(
     return whole
 
 
-def safe_softmax(_: Emit, x: Tensor, dim: int) -> Any:
-    """A softmax; where a row is minus infinity throughout torch yields zeros."""
-    return aten._softmax.default(x, dim, False)
-
-
 def embedding_backward(
     emit: Emit, dy: Tensor, indices: Tensor, rows: int, padding: int, by_frequency: bool
 ) -> Any:
@@ -395,7 +390,8 @@ def of_shape(emit: Emit, dy: Tensor, x: Tensor, *rest: Any) -> Any:
 RULES: dict[str, Rule] = {
     "aten.add.Tensor": joined_selects,
     "aten.slice_backward.default": slice_backward,
-    "aten._safe_softmax.default": safe_softmax,
+    # where a row is minus infinity throughout torch yields zeros
+    "aten._safe_softmax.default": lambda _, x, dim: aten._softmax.default(x, dim, False),
     "aten.embedding_dense_backward.default": embedding_backward,
     "aten._native_batch_norm_legit_functional.default": batch_norm,
     "aten.native_batch_norm_backward.default": batch_norm_backward,

@@ -2,19 +2,14 @@
 
 What the kernels of a stage share in memory (rings of saved values, gradient sums, weights,
 momentum) lies in the files of one directory; what has gone through the FIFOs between F and B waits
-here for its B. A plan's stages run in the order of its schedule:
-
-```text
-stage 0:  F0  F1  B0  F2  B1  B2      each device's order, its first microbatches; an action runs
-stage 1:      F0  B0  F1  B1  F2  B2  behind what it waits for (`pipec.schedule.dependencies`)
-```
+here for its B. The runtime plays the first microbatches of a plan's schedule, and F and B are
+kernels.
 """
 
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
 
@@ -31,15 +26,17 @@ from pipec.backends.fpga.training.artifacts import KERNELS, RECORD
 from pipec.backends.fpga.training.phases import Mask, gradient_name, saved_name
 from pipec.backends.fpga.training.update import ROW, Slice, put
 from pipec.backends.fpga.wire import Wire
-from pipec.compiler.verify_training import add
-from pipec.errors import BackendError, PlanError
+from pipec.compiler.verify_training import first_microbatches
+from pipec.errors import BackendError
 from pipec.files import read_data
+from pipec.graph.ir import OutputKind
+from pipec.plan.model import Plan
 from pipec.runtime.draws import Stream
-from pipec.runtime.program import Program
-from pipec.schedule.action import ActionKind
-from pipec.schedule.dependencies import dependencies
-from pipec.schedule.lanes import lanes, previous_in_lane
-from pipec.schedule.schedule import Schedule
+from pipec.runtime.executor import Settings
+from pipec.runtime.local import LocalPipeline
+from pipec.runtime.program import StageProgram
+from pipec.runtime.result import Result
+from pipec.runtime.stage import Outcome, StageRunner
 
 Values = Mapping[str, Tensor]
 Tensors = dict[str, Tensor]
@@ -242,99 +239,71 @@ def _state(forward: CSimulation) -> Tensors:
     return found
 
 
-Work = tuple[int, ActionKind, int]
-"""Stage, F or B, microbatch."""
+class _OnBoard(StageRunner):
+    """A stage whose F and B are kernels, which keep between them what is saved."""
+
+    def __init__(
+        self, program: StageProgram, kernels: TrainedRunner, kept: dict[tuple[int, int], Tensors]
+    ) -> None:
+        super().__init__(program)
+        self._kernels, self._kept = kernels, kept
+
+    def forward(
+        self,
+        microbatch: int,
+        weights: Tensors,
+        values: Tensors,
+        inputs: Values,
+        stream: Stream = int,
+    ) -> Outcome:
+        found = self._kernels.forward(microbatch, {**values, **inputs})
+        self._kept[self.program.index, microbatch] = self._kernels.saved(microbatch)
+        kinds = (OutputKind.VALUE, OutputKind.LOSS, OutputKind.OUTPUT, OutputKind.BUFFER_UPDATE)
+        graph = self.program.forward
+        return {kind: {o.name: found[o.name] for o in graph.outputs_of(kind)} for kind in kinds}
+
+    def backward(self, kind: str, microbatch: int, weights: Tensors, gradients: Tensors) -> Outcome:
+        found = self._kernels.backward(microbatch, gradients)
+        return {OutputKind.GRADIENT: found, OutputKind.WEIGHT_GRADIENT: {}}  # summed in memory
+
+    def owned(self, kind: str) -> frozenset[str]:
+        return frozenset()
 
 
-class EmittedPipeline:
+class EmittedPipeline(LocalPipeline):
     """The stages of a plan, in C simulation.
 
     Args:
-        program: Of a plan with a training schedule.
+        plan: With a training schedule.
         runners: The stages as they were loaded; they start anew.
         microbatches: Of an update; at most the schedule's.
-        keep_saved: Whether to keep what F saved.
 
     Attributes:
-        saved: What F of a stage saved in a microbatch, by both, where that is kept.
+        saved: What F of a stage saved last in a microbatch, by both.
     """
 
-    def __init__(
-        self,
-        program: Program,
-        runners: Sequence[TrainedRunner],
-        microbatches: int,
-        *,
-        keep_saved: bool = False,
-    ) -> None:
-        self._program = program
-        self._runners = runners
-        self._order = _order(program.schedule, microbatches)
-        self._microbatches = microbatches
-        self._first = 0
-        self._keep_saved = keep_saved
-        self.saved: dict[tuple[int, int], Tensors] = {}
+    def __init__(self, plan: Plan, runners: Sequence[TrainedRunner], microbatches: int) -> None:
         for runner in runners:
             runner.begin(microbatches)
+        assert plan.schedule is not None
+        self._runners, self._batches = runners, list[Values]()
+        self.saved = kept = dict[tuple[int, int], Tensors]()
+        settings = Settings(runner=lambda stage: _OnBoard(stage, runners[stage.index], kept))
+        first = first_microbatches(plan.schedule, microbatches)
+        none = {n: torch.zeros(w.shape, dtype=w.dtype) for n, w in plan.graph.weights.items()}
+        super().__init__(
+            plan, lambda m: self._batches[m % microbatches], settings, schedule=first, weights=none
+        )
 
-    def run(self, batches: Sequence[Mapping[str, Tensor]]) -> list[Tensors]:
+    def train(self, batches: Sequence[Values]) -> Result:
         """F and B of the microbatches of one update; the gradients are added up in the stages.
 
         Args:
             batches: The model's inputs and targets by name, one set per microbatch.
-
-        Returns:
-            Per microbatch the inputs and all that the stages yielded, by name.
-
-        Raises:
-            PlanError: Another number of microbatches.
         """
-        if len(batches) != self._microbatches:
-            raise PlanError(
-                "another number of microbatches than an update has",
-                got=len(batches),
-                want=self._microbatches,
-            )
-        values: list[Tensors] = [dict(b) for b in batches]
-        gradients: list[Tensors] = [{} for _ in batches]
-        for work in self._order:
-            self._do(work, values[work[2]], gradients[work[2]])
-        self._first += len(batches)
-        return values
+        self._batches[:] = batches
+        return self.round()
 
     def update(self) -> Tensors:
         """Every stage's update; the new parameters by name."""
-        found: Tensors = {}
-        for runner in self._runners:
-            found |= runner.update()
-        return found
-
-    def _do(self, work: Work, values: Tensors, gradients: Tensors) -> None:
-        stage, kind, microbatch = work
-        program, runner = self._program.stages[stage], self._runners[stage]
-        number = self._first + microbatch
-        if kind is ActionKind.F:
-            values |= runner.forward(number, values)
-            if self._keep_saved:
-                self.saved[stage, microbatch] = runner.saved(number)
-            return
-        assert program.training is not None
-        if program.loss is not None:
-            gradients[program.loss] = torch.ones((), dtype=program.loss_dtype)
-        given = {n: gradients[n] for n in program.training.gradients_in()}
-        add(gradients, runner.backward(number, given))
-
-
-def _order(schedule: Schedule, microbatches: int) -> list[Work]:
-    """F and B of the first microbatches, each behind what it waits for."""
-    waits, before = dependencies(schedule), previous_in_lane(lanes(schedule))
-    count = len(schedule)
-    behind = {k: [w for w in (*waits.of(k), int(before[k])) if w < count] for k in range(count)}
-    actions = (schedule[k] for k in TopologicalSorter(behind).static_order())
-    return [
-        (a.stage, a.kind, a.microbatch)
-        for a in actions
-        if a.kind in (ActionKind.F, ActionKind.B)
-        and a.microbatch is not None
-        and a.microbatch < microbatches
-    ]
+        return {name: new for runner in self._runners for name, new in runner.update().items()}

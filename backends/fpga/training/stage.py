@@ -29,7 +29,7 @@ from pipec.backends.fpga.training.phases import Phases, gradient_name, phases_of
 from pipec.backends.fpga.training.update import ROW, UPDATED, Slice, layout, update_kernel
 from pipec.cluster.device import Device
 from pipec.errors import BackendError, PlanError
-from pipec.graph.ir import Graph, OutputKind
+from pipec.graph.ir import OutputKind
 from pipec.plan.model import Plan, StageTiming
 from pipec.runtime.draws import numbered
 from pipec.runtime.program import gradient_of
@@ -110,19 +110,15 @@ def trained_stage(
         return TrainedStage(phases, kernels, None, (), sets)
     count, clock = ROW * (parameters[-1].first + parameters[-1].rows), board.fabric.clock_hz
     made = with_movers(update_kernel(count, board.limits.ddr / clock), UPDATED)
-    update = shallow(on(made, board, f"{name}_update"))
+    made = on(made, board, f"{name}_update")
+    items = [item for e in made.engines for item in items_of(e)]
+    update = placed(made, [Memory.LUT] * len(items), items)  # it is small
     kernels = kernels_on(networks, without(board, update.resources), name, phases, sets)
     banks = {p.group: p.bank for p in kernels.B.ddr if p.group == SUMS}
     slotted = with_slots(update, board.device, banks)
     if slotted is None:
         raise BackendError("the board's memory has no room for the update's traffic", where=name)
     return TrainedStage(phases, kernels, slotted, parameters, sets)
-
-
-def shallow(design: StageDesign) -> StageDesign:
-    """A small kernel with all its memories in LUTs, and what it takes."""
-    items = [item for e in design.engines for item in items_of(e)]
-    return placed(design, [Memory.LUT] * len(items), items)
 
 
 def training_timing(plan: Plan) -> tuple[StageTiming, ...]:
@@ -133,10 +129,16 @@ def training_timing(plan: Plan) -> tuple[StageTiming, ...]:
 def _timing(plan: Plan, k: int, stage: TrainedStage) -> StageTiming:
     device, kernels = device_of(plan, k), stage.kernels
     forward, backward = (
-        stage_timing(_sending(design, graph, kind), device, link_behind(plan, at))
-        for design, graph, kind, at in (
-            (kernels.F, stage.phases.F, OutputKind.VALUE, k),
-            (kernels.B, stage.phases.B, OutputKind.GRADIENT, k - 1),
+        stage_timing(
+            dataclasses.replace(
+                design, outputs=tuple(p for p in design.outputs if p.value in sent)
+            ),
+            device,
+            link_behind(plan, at),
+        )
+        for design, sent, at in (
+            (kernels.F, {o.name for o in stage.phases.F.outputs_of(OutputKind.VALUE)}, k),
+            (kernels.B, {o.name for o in stage.phases.B.outputs_of(OutputKind.GRADIENT)}, k - 1),
         )
     )
     known = len(gradient_name(""))
@@ -147,9 +149,6 @@ def _timing(plan: Plan, k: int, stage: TrainedStage) -> StageTiming:
         bottleneck = "values in memory between F, B and the update"
     if slower.interval_seconds > slot:
         slot, bottleneck = slower.interval_seconds, slower.bottleneck
-    update = 0.0
-    if stage.update is not None:
-        update = stage.update.interval_seconds
     return StageTiming(
         interval_seconds=forward.interval_seconds,
         latency_seconds=forward.latency_seconds,
@@ -157,16 +156,10 @@ def _timing(plan: Plan, k: int, stage: TrainedStage) -> StageTiming:
         memory_bytes=forward.memory_bytes + backward.memory_bytes,
         backward_seconds=backward.interval_seconds,
         together_seconds=slot,
-        step_seconds=update,
+        step_seconds=0.0 if stage.update is None else stage.update.interval_seconds,
         notes=(*forward.notes, *backward.notes, *_notes(stage, device)),
         link_seconds=(*forward.link_seconds, *back),
     )
-
-
-def _sending(design: StageDesign, graph: Graph, kind: OutputKind) -> StageDesign:
-    """A kernel with the outputs that cross the link; the others stay on the board."""
-    sent = {o.name for o in graph.outputs_of(kind)}
-    return dataclasses.replace(design, outputs=tuple(p for p in design.outputs if p.value in sent))
 
 
 def _notes(stage: TrainedStage, device: Device) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from pipec.backends.fpga.simulator.native import (
     Trace,
     Wait,
     deadlock,
-    links,
+    slots_of,
 )
 
 FNV_OFFSET, FNV_PRIME, WORD = 0xCBF29CE484222325, 0x100000001B3, (1 << 64) - 1
@@ -228,8 +228,8 @@ def simulate(
     Raises:
         BackendError: The network deadlocks; the cycle of waits is reported.
     """
-    net = links(processes, depths, initial)
-    fifos = {name: _Fifo(name, slots, net.initial[name]) for name, slots in net.slots.items()}
+    slots = slots_of(processes, depths, initial)
+    fifos = {name: _Fifo(name, *each) for name, each in slots.items()}
     states = [_State(inside(p, fifos), fifos) for p in processes]
     steady = False
     for done in range(1, frames + 1):
@@ -238,7 +238,7 @@ def simulate(
         _frame(states)
         waits = [s.wait() for s in states if not s.done]
         if waits:
-            raise deadlock(waits, net)
+            raise deadlock(waits, processes)
         for fifo in fifos.values():
             fifo.digest = digest(fifo.log[len(fifo.log) * (done - 1) // done :], fifo.digest)
         steady = _steady(states)

@@ -30,7 +30,7 @@ from pipec.backends.fpga.simulator.native import (
     Trace,
     Wait,
     deadlock,
-    links,
+    slots_of,
     written,
 )
 from tests.fpga.design.plain import flat, inside
@@ -197,8 +197,8 @@ def simulate(
     Raises:
         BackendError: The network deadlocks; the cycle of waits is reported.
     """
-    net = links(processes, depths, initial, rigid=True)
-    fifos = {s: _Fifo(s, n, [0] * net.initial[s]) for s, n in net.slots.items()}
+    net = slots_of(processes, depths, initial, rigid=True)
+    fifos = {s: _Fifo(s, n, [0] * held) for s, (n, held) in net.items()}
     stalls = style is Style.STALL
     states = [_Pipeline(inside(p, fifos), fifos, stalls=stalls) for p in processes]
     limit = frames
@@ -207,7 +207,7 @@ def simulate(
         if all(len(s.times) >= frames for s in states):
             break
         if not moved:
-            raise deadlock([s.wait() for s in states if s.blocked], net)
+            raise deadlock([s.wait() for s in states if s.blocked], processes)
         limit += 1
     sinks = [s for s in states if not s.outs] or states
     per_frame = {s: n for p in processes for s, n in written(p).items()}
@@ -215,7 +215,7 @@ def simulate(
         tuple(max(s.times[k] + s.process.depth for s in sinks) for k in range(frames)),
         {},
         handshakes={
-            s: tuple(f.vis[net.initial[s] :][: frames * per_frame[s]]) for s, f in fifos.items()
+            s: tuple(f.vis[net[s][1] :][: frames * per_frame[s]]) for s, f in fifos.items()
         },
     )
 

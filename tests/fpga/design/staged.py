@@ -1,7 +1,10 @@
-"""A stage, simulated for some frames."""
+"""A stage, simulated for some frames; what it takes of its board."""
+
+from dataclasses import astuple
 
 from pipec.backends.fpga.cycles import network_of
 from pipec.backends.fpga.design import StageDesign
+from pipec.backends.fpga.engines.parts import Resources
 from pipec.backends.fpga.simulator.native import Trace, simulate
 
 
@@ -28,3 +31,8 @@ def simulate_stage(
         rigid=call,
         call=call,
     )
+
+
+def within(used: Resources, limit: Resources) -> bool:
+    """Whether no number exceeds the limit's."""
+    return all(a <= b for a, b in zip(astuple(used), astuple(limit), strict=True))

@@ -31,6 +31,7 @@ from pipec.compiler.driver import make_plan
 from pipec.errors import BackendError
 from pipec.schedule.action import ActionKind
 from tests.fpga.design.models import graph_of, made
+from tests.fpga.design.staged import within
 
 
 @given(st.integers(1, 400), st.integers(1, 2_000))
@@ -211,7 +212,7 @@ def test_deeper_fifos_are_counted_and_given_room() -> None:
         again = fitted(design, board, deep_fifos(design))
         assert isinstance(again, StageDesign)
         assert again.resources == design.resources
-        assert design.resources.fits(design.limits)
+        assert within(design.resources, design.limits)
     held = max(deep_fifos(designs[1]), key=lambda item: item.bits)
     assert held.owner == "add_in0"
     alone = Search(networks(plan)[1], board).best()

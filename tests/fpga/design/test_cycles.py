@@ -17,7 +17,7 @@ from pipec.backends.fpga.engines.route import Concat, Fork
 from pipec.backends.fpga.engines.swg import Swg
 from pipec.backends.fpga.engines.tiles import ceil_div
 from pipec.backends.fpga.engines.vvu import Vvu
-from pipec.backends.fpga.engines.window import image_cycles, image_rows, line_cycles
+from pipec.backends.fpga.engines.window import image_cycles, image_rows, line_of
 from pipec.backends.fpga.fifo import sized
 from pipec.backends.fpga.folding import design_at
 from pipec.backends.fpga.lowering.lower import lower
@@ -129,6 +129,18 @@ def test_every_window_generator_moves_all_tokens(data: st.DataObject) -> None:
     assert len(image_rows(nest)) <= oh + 2
     if nest.is_line:
         assert image_cycles(nest) == line_cycles(nest)
+
+
+def line_cycles(nest: Swg) -> int:
+    """Firings of one image on a line: window by window, row by row, then what is left to read."""
+    line, steps = line_of(nest), nest.taps // nest.kp
+    pixel = (nest.cf - 1) * steps  # all tokens of a window's last pixel but one
+    inner = pixel + max((nest.sw - 1) * nest.cf + 1, steps)
+    row = nest.sh * line.pitch - (nest.ow - 1) * nest.sw
+    last = line.end - line.first - (nest.oh - 1) * nest.sh * line.pitch - (nest.ow - 1) * nest.sw
+    turns = (nest.oh - 1) * max((row - 1) * nest.cf + 1, steps)
+    turns += max((last - 1) * nest.cf + 1, steps)
+    return line.first * nest.cf + nest.oh * ((nest.ow - 1) * inner + pixel) + turns
 
 
 @settings(max_examples=60, deadline=None)

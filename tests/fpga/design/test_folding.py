@@ -32,7 +32,7 @@ from pipec.cluster.presets import PRESETS
 from pipec.cost.count import count
 from pipec.errors import BackendError
 from tests.fpga.design.models import MODELS, graph_of, made
-from tests.fpga.design.staged import simulate_stage
+from tests.fpga.design.staged import simulate_stage, within
 
 VCU118 = PRESETS["vcu118"]
 
@@ -134,7 +134,7 @@ def test_designs_fit_small_boards(name: str, precision: str) -> None:
     need = arithmetic(precision).mac_dsp
     small = board(precision, dsp=round(300 * max(need, 1)), clock_hz=100e6)
     design = Search(network, small).best()
-    assert design.resources.fits(design.limits)
+    assert within(design.resources, design.limits)
     assert design.interval >= bound(network, small)
     assert simulate_stage(design, 4).interval == design.interval
 
@@ -163,7 +163,7 @@ def test_weights_that_do_not_fit_are_streamed() -> None:
     timing = stage_timing(design, VCU118)
     assert "streamed from DDR" in timing.notes[0]
     assert timing.memory_bytes == stored.bits // 8
-    assert design.resources.fits(design.limits)
+    assert within(design.resources, design.limits)
 
 
 def number(text: str) -> int:

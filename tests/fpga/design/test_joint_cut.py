@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from pipec.backends.fpga.banks import blocks_of
-from pipec.backends.fpga.cutting.chain import Chain, Reach, weightings
+from pipec.backends.fpga.cutting.chain import Chain
 from pipec.backends.fpga.cutting.joint import METHOD, alive, interval_bound, joint_cut
-from pipec.backends.fpga.demand import Demands
+from pipec.backends.fpga.demand import Demand, Demands, Group
 from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.search import Board, Search
 from pipec.cluster.cluster import Cluster, Link
@@ -29,14 +29,23 @@ VCU118 = PRESETS["vcu118"]
 COSTED = "simplify,annotate-cost"
 
 
-@pytest.mark.parametrize("units", [1, 2, 7, 30])
-@pytest.mark.parametrize("held", [0, 1, 5, 13, 30])
-def test_a_board_reaches_as_far_as_it_holds(units: int, held: int) -> None:
-    """By shares all units fit; what is chosen holds so many."""
-    totals, stops = (np.zeros((1, units + 1)),), np.array([units])
-    for start in range(units):
-        reach = Reach(totals, stops, lambda first, end: end - first <= held)
-        assert reach.end(start) == min(start + held, units)
+@pytest.mark.parametrize("units", [2, 7, 30])
+@pytest.mark.parametrize(("held", "late"), [(0, 40), (1, 40), (5, 40), (13, 40), (30, 40), (5, 3)])
+def test_a_board_reaches_as_far_as_it_holds(
+    units: int, held: int, late: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So many units fit a board, one is too slow; two boards hold all units or not."""
+    network, board = lower(graph_of(*made("excite"))), Board(device("small", 500))
+    demands = Demands(network, "float32", {}, units)
+    groups = tuple(Group(k, "", ()) for k in range(units))
+    demand = Demand(units, groups, np.arange(units) == late)
+    monkeypatch.setattr(demands, "at", lambda _: demand)
+    monkeypatch.setattr(Demand, "fits", lambda self, _: len(self.groups) <= held)
+    order, crossing = np.arange(units)[::-1].copy(), np.zeros((1, units))
+    cut = Chain([board] * 2, demands, 1.0).at(0, order, crossing)
+    assert (cut is not None) == (units <= 2 * held and units <= late)
+    if cut is not None:
+        assert cut.ends == (min(held, units - 1), units)
 
 
 def device(kind: str, dsp: int, link: float = 11e9) -> Device:
@@ -90,8 +99,7 @@ def test_no_cut_of_the_same_order_is_faster(name: str) -> None:
         assert best <= other * 1.01, end
 
 
-def test_a_stage_that_fits_is_excluded_by_no_weighting() -> None:
-    """Weak duality: shares of a board are at most 1 at the interval of a design that fits."""
+def test_a_stage_fits_at_the_interval_of_its_design_and_not_below_its_bound() -> None:
     model, x = made("resnet")
     network = lower(graph_of(model, x))
     board = Board(device("small", 500))
@@ -99,9 +107,9 @@ def test_a_stage_that_fits_is_excluded_by_no_weighting() -> None:
     demands = Demands(network, "float32", {layer.node: 0 for layer in network.layers})
     demand = demands.at(design.interval)
     assert not demand.late.any()
-    assert demand.weighed(weightings(), board.room, streams=True).sum(axis=1).max() <= 1.0
+    assert demand.fits(board.room)
     faster = demands.at(int(interval_bound(network, [board]) * 200e6 * 0.95))
-    assert faster.weighed(weightings(), board.room, streams=True).sum(axis=1).max() > 1.0
+    assert not faster.fits(board.room)
 
 
 def test_streaming_is_an_option_of_layers_with_large_matrices() -> None:

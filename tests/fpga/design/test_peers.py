@@ -12,6 +12,7 @@ from pipec.backends.fpga.engines.mvu import Mvu
 from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.timing import mac_units
 from pipec.graph.ir import Graph
+from tests.fpga.design.staged import within
 
 
 @lru_cache
@@ -48,6 +49,6 @@ def test_four_u280_are_near_the_bound_of_all_their_dsps() -> None:
     designs, bound, _ = chain(graph(), "4xu280", "int8")
     interval = max(d.interval for d in designs)
     assert interval <= 1.18 * bound
-    assert all(d.resources.fits(d.limits) for d in designs)
+    assert all(within(d.resources, d.limits) for d in designs)
     work = sum(e.nest.macs for d in designs for e in d.engines if isinstance(e.nest, Mvu))
     assert sum(map(mac_units, designs)) * interval >= work

@@ -25,6 +25,7 @@ from pipec.cluster.cluster import parse_cluster
 from pipec.cluster.device import Device, FpgaResources, Region
 from pipec.cluster.presets import PRESETS, preset
 from tests.fpga.design.models import graph_of, made
+from tests.fpga.design.staged import within
 
 THIRD = Region(1 / 3, 1 / 3, 1 / 3, 1 / 3)
 PER_REGION = 100.0
@@ -174,7 +175,7 @@ def test_a_full_board_is_within_every_region() -> None:
     assert sum(u.dsp for u in plan.used) == pytest.approx(
         sum(e.resources.dsp for e in design.engines)
     )
-    assert all(u.fits(n) for u, n in zip(plan.used, plan.limits, strict=True))
+    assert all(within(u, n) for u, n in zip(plan.used, plan.limits, strict=True))
     record = json.loads(json.dumps(stage_record(design)))
     assert [e["regions"] for e in record["engines"]] == [
         list(plan.regions[e.name]) for e in design.engines
@@ -195,7 +196,9 @@ def test_a_board_too_full_for_its_regions_is_folded_slower(monkeypatch: pytest.M
     monkeypatch.setattr(regions, "SLACK", -0.22)
     tight = Search(network, device).best()
     assert tight.interval > free.interval
-    assert all(u.fits(n) for u, n in zip(tight.floorplan.used, tight.floorplan.limits, strict=True))
+    assert all(
+        within(u, n) for u, n in zip(tight.floorplan.used, tight.floorplan.limits, strict=True)
+    )
 
 
 def test_a_chip_of_one_die_has_no_floorplan() -> None:

@@ -15,6 +15,7 @@ from pipec.backends.fpga.lowering.network import Network
 from pipec.backends.fpga.search import Board, Search, bound, deep_fifos
 from pipec.cluster.presets import PRESETS
 from tests.fpga.design.models import graph_of
+from tests.fpga.design.staged import within
 
 VCU118 = PRESETS["vcu118"]
 
@@ -85,7 +86,7 @@ def test_memory_for_what_waits_follows_the_choice(block_rams: int) -> None:
     network, board = bottlenecks(), small_board(block_rams)
     design = Search(network, board).best()
     assert design.ddr
-    assert design.resources.fits(design.limits)
+    assert within(design.resources, design.limits)
     assert design.interval <= 1.105 * bound(network, board)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from pipec.backends.fpga.banks import ddr_ports, with_banks
 from pipec.backends.fpga.design import Port, StageDesign, Stream
-from pipec.backends.fpga.emit.link import Around, Site, around, block_design, link_cfg, link_udp_cfg
+from pipec.backends.fpga.emit.link import Around, Site, around, block_design, link_cfg
 from pipec.backends.fpga.emit.scripts import scripts
 from pipec.backends.fpga.emit.tables import pointers
 from pipec.backends.fpga.engines.mvu import Mvu
@@ -105,7 +105,7 @@ def test_several_values_share_a_link(several: StageDesign) -> None:
 def test_udp_takes_every_value_in_packets(several: StageDesign, count: int) -> None:
     values = [port.value for port in several.outputs][:count]
     found = around(several, Site(crossing=values))
-    text = link_udp_cfg(several, found)
+    text = link_cfg(several, found, udp=True)
     streams = sending(text, found)
     assert streams["stage0_link_tx_1.out"] == "networklayer_1.S_AXIS_sk2nl"
     assert streams["networklayer_1.M_AXIS_nl2sk"] == "stage0_link_tx_1.back"

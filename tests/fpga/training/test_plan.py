@@ -41,8 +41,8 @@ from pipec.errors import BackendError
 from pipec.graph.ir import Graph, InputKind, tensor
 from pipec.plan.model import Plan
 from pipec.plan.store import load_plan
-from pipec.runtime.program import Program
 from pipec.schedule.action import ActionKind
+from tests.fpga.design.staged import within
 from tests.fpga.training.models import by_frequency, cnn, dropout, example, forgetful, mlp, resnet
 from tests.trained import trained_mlp
 
@@ -97,13 +97,13 @@ def test_boards_train_on_with_reloaded_tables(tmp_path: Path) -> None:
     plan = planned("fbp-as", 3)
     emit(plan, tmp_path / "out")
     stored, runners = compiled(tmp_path / "out")
-    boards = EmittedPipeline(Program.of(stored), runners, 2)
+    boards = EmittedPipeline(stored, runners, 2)
     names = [i.name for i in plan.graph.inputs_of(InputKind.PARAMETER)]
     held = {n: torch.nn.Parameter(plan.graph.weights[n].detach().clone()) for n in names}
     optimizer = torch.optim.SGD(held.values(), lr=Sgd().rate, momentum=Sgd().momentum)
     for _ in range(2):
         inputs = batches(plan.graph, 2)
-        boards.run(inputs)
+        boards.train(inputs)
         new = boards.update()
         weights = {**plan.graph.weights, **held}
         sums = [gradients_of(plan.graph.replace(weights=weights), b, set(names), 0) for b in inputs]
@@ -286,7 +286,7 @@ def test_kernels_share_the_board() -> None:
         assert stage.update is not None
         assert stage.kernels.saved is not None
         used = used + stage.update.resources + stage.kernels.saved.resources
-        assert used.fits(Board(device_of(plan, 0)).limits)
+        assert within(used, Board(device_of(plan, 0)).limits)
         assert stage.kernels.interval >= max(stage.kernels.F.interval, stage.kernels.B.interval)
 
 
