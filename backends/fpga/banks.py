@@ -58,6 +58,11 @@ def memory_ports(device: Device) -> MemoryPorts:
     return MemoryPorts(device.fpga.memory_ports, device.memory_bytes / device.fpga.memory_ports)
 
 
+def time_slots(fabric: FpgaResources) -> int:
+    """Time slots of all memory ports of a board together."""
+    return SLOTS * fabric.memory_ports
+
+
 def period(device: Device) -> int:
     """Cycles of one round of a port's slot table."""
     assert device.fpga is not None

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipec.backends.fpga.banks import SLOTS, blocks_of, ddr_ports, period, with_banks
+from pipec.backends.fpga.banks import blocks_of, ddr_ports, period, time_slots, with_banks
 from pipec.backends.fpga.demand import Choice, Demands, Option, Room, Shortage, fit
 from pipec.backends.fpga.design import StageDesign, Stream
 from pipec.backends.fpga.engines.parts import Memory, Resources
@@ -103,7 +103,7 @@ class Board:
 
 def room_of(most: Resources, board: Board) -> Room:
     """What a board offers, of which so much may be used."""
-    slots, lut = SLOTS * board.fabric.memory_ports, board.fabric.lut * LUT_MEMORY_LIMIT
+    slots, lut = time_slots(board.fabric), board.fabric.lut * LUT_MEMORY_LIMIT
     limit = np.array([most.dsp, most.lut, most.bram36, most.uram, slots])
     shell = np.array([0.0, board.controllers.lut, board.controllers.bram36, 0.0, 0.0])
     return Room(limit, shell, lut, period(board.device), most.ff, board.controllers.ff)
