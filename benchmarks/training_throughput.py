@@ -166,7 +166,7 @@ def bound_of(cell: Cell, plan: Plan, batch: Batch) -> tuple[Schedule, float]:
     measured = Profiler(plan, batch, Settings(sgd), clock=time.thread_time).measure(0.5)
     assert plan.costs is not None
     known = plan.replace(costs=measured.added(plan.costs, "cpu"))
-    return order, simulate(order, plan_facts(known).times(order.rule, MICROBATCHES)).seconds
+    return order, simulate(order, plan_facts(known).times(order)).seconds
 
 
 def theirs(cell: Cell, cut: Sequence[str], model: nn.Module, x: Tensor, y: Tensor) -> Step:

@@ -134,6 +134,11 @@ class Device:
         """Whether all operations of a stage run at the same time, each on engines of its own."""
         return self.family == "fpga"
 
+    @property
+    def memory_rate(self) -> float:
+        """Bytes/s of memory that streaming kernels reach."""
+        return self.memory_bandwidth * self.memory_efficiency
+
     def flops(self, dtype: str) -> float:
         """Peak FLOP/s for ``dtype``; that of float32 where the table has no entry."""
         return self.peak_flops.get(dtype, self.peak_flops["float32"])

@@ -1,7 +1,7 @@
 """A bound on the time of many cuts at once, and how many bytes each needs at least.
 
 The schedule's compute actions are played for all cuts together, one array per action. Left out is
-what can only add time: links that are busy, channels that are full, steps and reductions. So no
+what can only add time: links that are busy, channels that are full, and reductions. So no
 cut of a schedule is faster than its bound, and where links are not crowded the two are equal.
 """
 
@@ -25,6 +25,23 @@ CELLS = 2_000_000
 
 
 @dataclass(frozen=True, eq=False)
+class Work:
+    """Seconds of the stages of many cuts, [cuts, stages] each.
+
+    Attributes:
+        forward: Of F.
+        backward: Of B, the first of its update; I and W take half of it each.
+        added: What B or W takes longer on average, as it adds to gradients that are there.
+        step: Of a step.
+    """
+
+    forward: FloatArray
+    backward: FloatArray
+    added: FloatArray
+    step: FloatArray
+
+
+@dataclass(frozen=True, eq=False)
 class Crossing:
     """What it takes to hand one microbatch from a stage to the next, per cut.
 
@@ -39,41 +56,43 @@ class Crossing:
 
 @dataclass(frozen=True, eq=False)
 class Bound:
-    """A schedule of compute actions, ready to be played on many cuts."""
+    """A schedule of compute actions, ready to be played on many cuts.
+
+    Where it has no steps, each comes behind all else of its stage if there is a flush.
+    """
 
     schedule: Schedule
 
-    def seconds(
-        self, forward: FloatArray, backward: FloatArray, ahead: Crossing, back: Crossing
-    ) -> FloatArray:
+    def seconds(self, work: Work, ahead: Crossing, back: Crossing) -> FloatArray:
         """A time that no step of these cuts is faster than, [cuts].
 
         Args:
-            forward: Seconds of F, [cuts, stages].
-            backward: Seconds of B, [cuts, stages]; I and W take half of it each.
+            work: What the stages take.
             ahead: Activations from each stage to the next.
             back: Gradients on their way back.
         """
-        found, size = np.zeros(len(forward)), max(1, CELLS // max(1, len(self.schedule)))
-        for k in range(0, len(forward), size):
+        rows = (work.forward, work.backward, work.added, work.step)
+        found, size = np.zeros(len(rows[0])), max(1, CELLS // max(1, len(self.schedule)))
+        for k in range(0, len(found), size):
             part = slice(k, k + size)
             ways = [Crossing(c.seconds[part].T, c.there[part].T) for c in (ahead, back)]
-            found[part] = self._play(forward[part].T, backward[part].T, *ways)
+            found[part] = self._play(Work(*(row[part].T for row in rows)), *ways)
         return found
 
-    def _play(
-        self, forward: FloatArray, backward: FloatArray, ahead: Crossing, back: Crossing
-    ) -> FloatArray:
+    def _play(self, work: Work, ahead: Crossing, back: Crossing) -> FloatArray:
         """`seconds`, with the cuts along the last axis."""
-        s = self.schedule
-        took = {_K.F: forward, _K.B: backward, _K.I: backward / 2, _K.W: backward / 2}
+        s, half = self.schedule, work.backward / 2
+        full = work.backward + work.added
+        took = {_K.F: work.forward, _K.B: full, _K.I: half, _K.W: half + work.added}
         if s.lanes.compute == "split":
-            took = dict.fromkeys(took, forward + backward)
+            took = dict.fromkeys(took, work.forward + full)
+        took[_K.STEP] = work.step
+        behind = work.step if s.rule.flush and s.training else np.zeros_like(half)
         kinds, stage = s.kind.tolist(), s.stage.tolist()
-        ends: list[FloatArray] = [forward[0]] * len(s)
-        last = np.zeros(forward.shape[1])
+        ends: list[FloatArray] = [half[0]] * len(s)
+        last = np.zeros(half.shape[1])
         for index in self._order:
-            begin = np.zeros(forward.shape[1])
+            begin = np.zeros_like(last)
             for awaited in self._waits[index]:
                 a, b = stage[awaited], stage[index]
                 end = ends[awaited]
@@ -84,7 +103,7 @@ class Bound:
             if self._before[index] < len(s):
                 begin = np.maximum(begin, ends[self._before[index]])
             ends[index] = begin + took[_K(kinds[index])][stage[index]]
-            last = np.maximum(last, ends[index])
+            last = np.maximum(last, ends[index] + behind[stage[index]])
         return last
 
     @cached_property

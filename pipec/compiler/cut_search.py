@@ -9,7 +9,7 @@
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
 from itertools import chain, combinations, islice, pairwise
 from math import comb, inf
@@ -17,9 +17,10 @@ from math import comb, inf
 import numpy as np
 
 from pipec.compiler.complete import assembled, sized
-from pipec.compiler.cut_bounds import Bound, Crossing, stage_sums
+from pipec.compiler.cut_bounds import Bound, Crossing, Work, stage_sums
 from pipec.compiler.outline import Edges, Outline
 from pipec.compiler.timeline import timeline_of
+from pipec.cost.update import update_cost
 from pipec.errors import PartitionError, ScheduleError
 from pipec.partition.costgraph import CostGraph, FloatArray, IntArray, topological_order
 from pipec.partition.solve import too_many_stages
@@ -29,6 +30,7 @@ from pipec.schedule.channels import ChannelKind
 from pipec.schedule.in_flight import in_flight
 from pipec.schedule.registry import generate
 from pipec.schedule.schedule import Placement, Schedule
+from pipec.schedule.steps import insert_steps
 from pipec.simulate.timeline import Timeline
 
 COUNTED = 30_000_000
@@ -149,7 +151,7 @@ class CutSearch:
         """
         if not self._shortened:
             return order
-        short = self._bound.schedule
+        short = self._short
         twice = generate(short.name, short.stages, 2 * short.microbatches, **short.options)
         more = self.compute.microbatches / short.microbatches - 1
         seconds = dict[int, float]()
@@ -266,51 +268,67 @@ class CutSearch:
         return np.unique(np.concatenate(met), axis=0)
 
     def _bounds(self, cuts: IntArray) -> FloatArray:
-        forward, backward = self._seconds(cuts)
         ahead, back = map(partial(self._crossing, cuts), self._edges, self._place.sides)
-        return self._bound.seconds(forward, backward, ahead, back)
+        return self._bound.seconds(self._seconds(cuts), ahead, back)
 
     @cached_property
     def _bound(self) -> Bound:
         """Of the schedule, or to look at more cuts of the same with fewer microbatches."""
+        inside = not (self._short.rule.flush or self._place.separate)
+        return Bound(insert_steps(self._short) if inside else self._short)
+
+    @cached_property
+    def _short(self) -> Schedule:
+        """The schedule, or one of fewer microbatches on which cuts are compared."""
         s, replicas = self.compute, max(len(stage) for stage in self._place.forward)
         fewer = max(LONG // (2 * s.stages), 2 * s.stages) // replicas * replicas
         if len(s) <= LONG or not 0 < fewer < s.microbatches:
-            return Bound(s)
-        return Bound(generate(s.name, s.stages, fewer, **s.options))
+            return s
+        return generate(s.name, s.stages, fewer, **s.options)
 
     @property
     def _shortened(self) -> bool:
         """Whether cuts are compared on fewer microbatches than there are."""
-        return self._bound.schedule is not self.compute
+        return self._short is not self.compute
 
     @cached_property
-    def _work(self) -> tuple[FloatArray, FloatArray]:
-        """Forward and backward seconds of every unit, [kinds of devices, units]."""
-        costs, calls = self.outline.costs, self.outline.graph.calls
-        found = []
-        for of in (costs.of, costs.backward_of):
-            rows = np.zeros((len(costs.seconds), self.units.size))
-            for row, kind in zip(rows, sorted(costs.seconds), strict=True):
-                seconds = of(kind) if self.compute.training or of == costs.of else {}
-                np.add.at(row, self.units.of_node, [seconds.get(n.name, 0.0) for n in calls])
-            found.append(rows)
-        return found[0], found[1]
+    def _work(self) -> FloatArray:
+        """Seconds of every unit, [`Work`, kinds of devices, units]; no more than they take.
 
-    def _seconds(self, cuts: IntArray) -> tuple[FloatArray, FloatArray]:
-        """Forward and backward of every stage on its slowest kind of device, [cuts, stages]."""
+        A weight that several units read counts once, at the first of them.
+        """
+        costs, calls = self.outline.costs, self.outline.graph.calls
+        kinds = sorted(costs.seconds)
+        found = np.zeros((len(fields(Work)), len(kinds), self.units.size))
+        for k, kind in enumerate(kinds):
+            rows = [costs.of(kind)] + [costs.backward_of(kind)] * self.compute.training
+            for row, seconds in zip(found[:, k], rows, strict=False):
+                np.add.at(row, self.units.of_node, [seconds.get(n.name, 0.0) for n in calls])
+            update = update_cost(self.outline.device(kind), 1.0)
+            found[2:, k] = np.outer([update.accumulate, update.step], self._bytes[2])
+        return found
+
+    def _seconds(self, cuts: IntArray) -> Work:
+        """Of every stage on its slowest kind of device."""
         kinds, devices = sorted(self.outline.costs.seconds), self.outline.cluster.devices
         places = [
             [sorted({kinds.index(devices[d].kind) for d in at}) for at in side]
             for side in self._place.sides
         ]
-        found = np.zeros((2, len(cuts), self._stages))
+        found = np.zeros((len(self._work), len(cuts), self._stages))
         for turn in range(max(len(at) for side in places for at in side)):
-            rows = [[at[min(turn, len(at) - 1)] for at in side] for side in places]
-            each = zip(self._work, rows, strict=True)
-            took = np.stack([stage_sums(cuts, work.take(row, axis=0)) for work, row in each])
-            found = np.where(took.sum(axis=0) > found.sum(axis=0), took, found)
-        return found[0], found[1]
+            ahead, behind = ([at[min(turn, len(at) - 1)] for at in side] for side in places)
+            took = np.stack(
+                [
+                    stage_sums(cuts, work.take(row, axis=0))
+                    for work, row in zip(self._work, [ahead, behind, behind, behind], strict=True)
+                ]
+            )
+            found = np.where(took[:2].sum(axis=0) > found[:2].sum(axis=0), took, found)
+        s, copies = self._short, list(map(len, self._place.backward)) or [1]
+        forward, backward, added, step = found
+        adding = [s.rule.adding(s.microbatches, count) for count in copies]
+        return Work(forward, backward, added * adding, step / copies)
 
     @cached_property
     def _edges(self) -> tuple[Edges, ...]:
@@ -350,7 +368,7 @@ class CutSearch:
         if self._place.separate:
             return np.zeros(len(cuts))
         held = np.zeros((len(cuts), len(self.limits)))
-        static, saved = self._bytes
+        static, saved, _ = self._bytes
         rows = np.ones((self._stages, 1))
         weights = stage_sums(cuts, rows * static)
         most = np.array(self._flight)
@@ -364,17 +382,21 @@ class CutSearch:
         return np.asarray(((held + full) / limits).max(axis=1), np.float64)
 
     @cached_property
-    def _bytes(self) -> tuple[FloatArray, FloatArray]:
-        """At least what each unit adds to its stage: weights and their state; saved values."""
-        static, saved = np.zeros(self.units.size), np.zeros(self.units.size)
+    def _bytes(self) -> FloatArray:
+        """At least what each unit adds to its stage, [3, units].
+
+        Weights and their state; saved values; weights that are trained.
+        """
+        static, saved, trained = found = np.zeros((3, self.units.size))
         calls = self.outline.graph.calls
         of = dict(zip((n.name for n in calls), self.units.of_node.tolist(), strict=True))
-        for size, readers in self.outline.least_weights():
+        for size, learns, readers in self.outline.least_weights():
             static[min(of[r] for r in readers)] += size
+            trained[min(of[r] for r in readers)] += learns
         if self.compute.training:
             for size, name in self.outline.least_saved():
                 saved[of[name]] += size
-        return static, saved
+        return found
 
     @cached_property
     def _flight(self) -> list[int]:
@@ -387,10 +409,10 @@ class CutSearch:
 
     def _least(self) -> float:
         """A time that no cut is faster than: the work dealt out evenly, or the heaviest unit."""
-        whole = [self._work[0] + self._work[1]]
+        whole, sides = [self._work[0] + self._work[1]], list(self._work[:2])
         found, m = 0.0, self.compute.microbatches
         for work, side in zip(
-            self._work if self._place.separate else whole, self._place.sides, strict=False
+            sides if self._place.separate else whole, self._place.sides, strict=False
         ):
             least, devices = work.min(axis=0), len({d for at in side for d in at})
             found = max(found, m * least.sum() / devices, m * least.max() / max(map(len, side)))

@@ -1,7 +1,9 @@
 """The facts of a plan's stages, read off its graphs, its costs and its backend's timing.
 
 1. A stage that was measured as a whole takes what was measured. Else F takes the backend's
-   interval, B and a step what its timing says, I and W half of B; and what each computes again.
+   interval, B what its timing says, I and W half of B, and what each computes again; a step and
+   adding up gradients what `pipec.cost.update` says of a device that runs node after node, and
+   what the backend says of one that streams.
 2. Weights stay. In inference the values of a forward are there while it runs, and the model's
    outputs from then on. In training, once stages are differentiated, gradients, the optimizer's
    state, what every microbatch in flight saves and what a backward computes again are there.
@@ -14,14 +16,12 @@ from pipec.autodiff.model import Training
 from pipec.compiler.residency import stage_work, working_bytes
 from pipec.compiler.stage_timing import device_of, measured_stage
 from pipec.cost.stage import StageCost
+from pipec.cost.update import OPTIMIZER_COPIES, update_cost
 from pipec.errors import PlanError
 from pipec.graph.ir import InputKind, nbytes, tensor, tensor_nbytes
 from pipec.plan.facts import Facts, SharedWeight, StageFacts
 from pipec.plan.model import HostSlot, Plan, Stage
 from pipec.simulate.memory import WORKSPACES
-
-OPTIMIZER_COPIES = 2
-"""Weight-sized tensors of the optimizer's state where it was not measured: Adam's two moments."""
 
 
 def plan_facts(plan: Plan) -> Facts:
@@ -100,7 +100,7 @@ def _trained(plan: Plan, stage: Stage) -> StageFacts:
     hosted = {v for slot in plan.slots if slot.stage == stage.index for v in slot.values}
     return StageFacts(
         _kind(plan, stage),
-        measured_stage(plan, stage) or _estimated(plan, stage, OPTIMIZER_COPIES * trained),
+        measured_stage(plan, stage) or _estimated(plan, stage, trained),
         weights=float(stage.graph.weight_bytes),
         gradients=float(trained),
         parameters=tuple(map(float, _trained_sizes(stage))),
@@ -119,19 +119,21 @@ def _sends(plan: Plan, stage: Stage) -> dict[str, float]:
     return {name: known[value] for name, value in (*ways, *back) if value in known}
 
 
-def _estimated(plan: Plan, stage: Stage, optimizer_bytes: int) -> StageCost:
+def _estimated(plan: Plan, stage: Stage, trained: int) -> StageCost:
     timing, training = plan.timing[stage.index], stage.training
     assert training is not None
-    half, step = timing.backward_seconds / 2, timing.step_seconds
+    update = update_cost(device_of(plan, stage, backward=True), trained)
+    half, step = timing.backward_seconds / 2, timing.step_seconds + update.step
     work, again = stage_work(plan)[stage.index], working_bytes(training)
     return StageCost(
         timing.compute_seconds,
         B=2 * half + work.again(training.B),
         I=half + work.again(training.I),
         W=half + work.again(training.W),
+        accumulate=update.accumulate,
         step=step,
         step_copied=step,
-        optimizer_bytes=optimizer_bytes,
+        optimizer_bytes=OPTIMIZER_COPIES * trained,
         workspace={k: again for k in WORKSPACES if k not in ("F", "STEP")},
     )
 

@@ -22,10 +22,11 @@ from pipec.autodiff.needs import needs_grad
 from pipec.autodiff.recompute import views
 from pipec.autodiff.tidy import results, separate_convolutions
 from pipec.cluster.cluster import Cluster
-from pipec.compiler.facts import OPTIMIZER_COPIES
+from pipec.cluster.device import Device
 from pipec.compiler.stage_timing import holder, peak_of
 from pipec.cost.stage import StageCost
 from pipec.cost.table import CostTable
+from pipec.cost.update import OPTIMIZER_COPIES, update_cost
 from pipec.graph.extract import extract
 from pipec.graph.ir import Graph, InputKind, OutputKind, nbytes, origin
 from pipec.graph.written import ancestors
@@ -148,12 +149,16 @@ class Outline:
         producer, reader, size = zip(*found, strict=True)
         return Edges(np.array(producer), np.array(reader), np.array(size))
 
-    def least_weights(self) -> Iterator[tuple[float, list[str]]]:
-        """Bytes that each weight takes at least where it is, and the calls that read it."""
+    def device(self, kind: str) -> Device:
+        """The first device of a kind."""
+        return next(d for d in self.cluster.devices if d.kind == kind)
+
+    def least_weights(self) -> Iterator[tuple[float, float, list[str]]]:
+        """Bytes that each weight takes at least, its own if it is trained, and who reads it."""
         for _, size, learns, readers in self._readers:
+            trained = size * (learns and self.trains)
             if readers:
-                held = size * (1 + OPTIMIZER_COPIES * learns) if self.trains else size
-                yield held, readers
+                yield size + OPTIMIZER_COPIES * trained, trained, readers
 
     def least_saved(self) -> Iterator[tuple[float, str]]:
         """Bytes of each value that a backward reads, and one call that it is saved for.
@@ -189,11 +194,15 @@ class Outline:
     ) -> StageFacts:
         seconds, backward = self.costs.of(kind), self.costs.backward_of(behind)
         took = sum(backward.get(n, 0.0) for n in row)
+        update = update_cost(self.device(behind), sum(trained))
         cost = StageCost(
             sum(seconds.get(n, 0.0) for n in row),
             B=took,
             I=took / 2,
             W=took / 2,
+            accumulate=update.accumulate,
+            step=update.step,
+            step_copied=update.step,
             optimizer_bytes=int(OPTIMIZER_COPIES * sum(trained)),
         )
         names = frozenset(row)

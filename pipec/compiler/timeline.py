@@ -54,7 +54,7 @@ def timeline_of(facts: Facts, order: Schedule | Prepared, *, clipped: bool = Fal
         ScheduleError: It deadlocks at the channels' depths; the shortest cycle of waits is told.
     """
     schedule = order.schedule if isinstance(order, Prepared) else order
-    times = facts.times(schedule.rule, schedule.microbatches)
+    times = facts.times(schedule)
     turns = range(routes_of(schedule).period)
     times = replace(
         times,

@@ -35,7 +35,7 @@ class Roofline:
         if not cost.flops and not cost.bytes_written:
             return 0.0
         compute = cost.flops / (device.flops(dtype_of(node)) * device.compute_efficiency)
-        memory = moved / (device.memory_bandwidth * device.memory_efficiency)
+        memory = moved / device.memory_rate
         return max(compute, memory) + device.launch_seconds
 
 

@@ -9,11 +9,9 @@ from dataclasses import dataclass, field
 
 from pipec.cluster.cluster import Cluster
 from pipec.cost.stage import MessageCost, StageCost
-from pipec.schedule.versions import VersionRule
+from pipec.schedule.schedule import Schedule
 from pipec.simulate.memory import SLOTS, WORKSPACES, Memory
 from pipec.simulate.times import Times
-
-_FLUSH = VersionRule()
 
 
 @dataclass(frozen=True)
@@ -85,28 +83,34 @@ class Facts:
     saved_too: tuple[str, ...] = ()
     state_waits: bool = False
 
-    def times(self, rule: VersionRule = _FLUSH, microbatches: int = 1) -> Times:
+    def times(self, order: Schedule | None = None) -> Times:
         """Seconds of F, B, I, W and a step, per stage.
 
         Args:
-            rule: When weights change: how many microbatches add to one update, and whether a
-                step leaves older versions as they are.
-            microbatches: Of one round.
+            order: When weights change: how many microbatches add to one update, and whether a
+                step leaves older versions as they are. Else every microbatch is an update of
+                its own.
         """
         costs = [s.cost for s in self.stages]
         if not self.trains:
             return Times.of_stages([c.F for c in costs])
-        share = 1 - 1 / min(rule.update_every or microbatches, microbatches)
+        added = [c.accumulate * share for c, share in zip(costs, self._adding(order), strict=False)]
         times = Times.of_stages(
             [c.F for c in costs],
-            [c.B + share * c.accumulate for c in costs],
+            [c.B + more for c, more in zip(costs, added, strict=True)],
             [c.I for c in costs],
-            [c.W + share * c.accumulate for c in costs],
+            [c.W + more for c, more in zip(costs, added, strict=True)],
         )
-        in_place = rule.name == _FLUSH.name
+        in_place = order is None or order.rule.flush
         step = tuple(c.step if in_place else c.step_copied for c in costs)
         together = tuple(s.together for s in self.stages)
         return Times(times.compute, step=step, together=together)
+
+    def _adding(self, order: Schedule | None) -> list[float]:
+        """The share of microbatches that add to gradients that are there, per stage."""
+        if order is None or not order.placement.backward:
+            return [0.0] * len(self.stages)
+        return [order.rule.adding(order.microbatches, len(d)) for d in order.placement.backward]
 
     def memory(self) -> Memory:
         """Bytes per stage, as the simulation follows them.

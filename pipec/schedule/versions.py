@@ -71,3 +71,12 @@ class VersionRule:
     def updates(self, microbatches: int, replicas: int) -> int:
         """How many updates a stage makes; a last incomplete one counts too."""
         return self.update_of(microbatches - 1, replicas)
+
+    def adding(self, microbatches: int, replicas: int) -> float:
+        """The share of microbatches whose gradients are added to others of their update.
+
+        Example:
+            >>> VersionRule().adding(microbatches=8, replicas=2)
+            0.75
+        """
+        return 1 - min(1.0, self.updates(microbatches, replicas) * replicas / microbatches)
