@@ -3,10 +3,10 @@
 ``python -m benchmarks.clusters [--costs roofline] [--json] [FILE.csv ...]`` reads files with
 vTrain's columns (Bang et al., MICRO'24; by default those in PIPEC_DATA) and predicts every row
 without tensor parallelism: embedding, one layer and the head of `benchmarks._megatron` are traced
-and costed as any model is, layers are spread evenly as Megatron-LM does, and 1F1B is simulated with
-the all-reduce behind it. Kernels take what the tables of ``--costs silicon:a100`` say, or the
-roofline where that package is missing. No figure comes from the iterations; docs/clusters.md says
-where each comes from.
+and costed as any model is, layers are spread evenly as Megatron-LM does, and what the stages take
+goes to the predictor of all plans (`pipec.compiler.timeline`). Kernels take what the tables of
+``--costs silicon:a100`` say, or the roofline where that package is missing. No figure comes from
+the iterations; docs/clusters.md says where each comes from.
 """
 
 import argparse
@@ -26,16 +26,18 @@ from torch import Tensor, nn
 
 from benchmarks._megatron import Embedding, Head, Layer
 from pipec.cluster.cluster import Cluster, Link, all_reduce_seconds, parse_cluster
+from pipec.compiler.complete import assembled
 from pipec.compiler.pass_manager import parse_pipeline, run_passes
+from pipec.compiler.timeline import timeline_of
 from pipec.cost import silicon as tables
 from pipec.cost.silicon import PREFIX, silicon, with_tables
+from pipec.cost.stage import MessageCost, StageCost
 from pipec.errors import CostError
 from pipec.frontends.torch_module import from_module
+from pipec.plan.facts import Facts, StageFacts
 from pipec.plan.model import Plan
-from pipec.schedule.comm import insert_comm
+from pipec.schedule.channels import value
 from pipec.schedule.registry import generate
-from pipec.simulate.simulate import simulate
-from pipec.simulate.times import Times
 
 DATA = Path(os.environ.get("PIPEC_DATA", Path(__file__).parents[2] / "shared" / "data")) / "gpu"
 NUMBER = 2  # bytes of weights, gradients and activations in half precision
@@ -168,14 +170,9 @@ def seconds_of(kind: str, costs: str, micro: int, tokens: int, width: int, more:
     return Both(*(sum(row.values()) for row in rows))
 
 
-def _bandwidth(cluster: Cluster) -> float:
-    return cluster.devices[0].memory_bandwidth * cluster.devices[0].memory_efficiency
-
-
 def predict(row: Row, costs: str) -> float:
-    """Seconds of one step: 1F1B, then the all-reduce and Adam of the largest stage."""
-    cluster = cluster_of(costs)
-    gpu, each = cluster.devices[0], (row.micro, row.tokens, row.width)
+    """Seconds of one step of 1F1B, every replica with a whole step of Adam in mixed precision."""
+    gpu, each = cluster_of(costs).devices[0], (row.micro, row.tokens, row.width)
     layer = seconds_of("layer", costs, *each, row.heads)
     again = layer.forward if row.recomputes(gpu.memory_bytes - RESERVED) else 0.0
     forward = [n * layer.forward for n in row.layers_of]
@@ -184,25 +181,36 @@ def predict(row: Row, costs: str) -> float:
         part = seconds_of(kind, costs, *each, row.vocabulary)
         forward[stage] += part.forward
         backward[stage] += part.backward
-    size, apart = NUMBER * row.micro * row.tokens * row.width, row.gpus > NODE
-    link = Link(NETWORK / NODE if apart else gpu.link_bandwidth, gpu.link_latency)
-    schedule = insert_comm(generate("1f1b", row.stages, row.batch // (row.micro * row.data)))
-    comm = link.seconds(float(size)) if row.stages > 1 else 0.0
-    step = simulate(schedule, Times.of_stages(forward, backward, comm=comm)).seconds
-    weights = max(row.weights)
-    reduce = _all_reduce(cluster, row.data, NUMBER * weights, apart=apart)
-    return step + reduce + OPTIMIZER * weights / _bandwidth(cluster)
+    stages = [
+        StageFacts(
+            gpu.kind,
+            StageCost(f, B=b, I=b / 2, W=b / 2, step=OPTIMIZER * w / gpu.memory_rate),
+            gradients=NUMBER * w,
+            parameters=(NUMBER * w,),
+        )
+        for f, b, w in zip(forward, backward, row.weights, strict=True)
+    ]
+    cluster = Cluster((gpu,) * (row.stages * row.data))
+    facts = Facts(cluster, tuple(stages), trains=True, messages=_messages(cluster, row))
+    order = generate("1f1b", row.stages, row.batch // row.micro, replicas=row.data)
+    size = NUMBER * row.micro * row.tokens * row.width
+    channels = [
+        channel
+        for k in range(row.stages - 1)
+        for channel in value(f"s{k}.s{k + 1}", k, k + 1, size, depth=2, gradient=True)
+    ]
+    return timeline_of(facts, assembled(order.replace(channels=()), channels)).seconds
 
 
-def _all_reduce(cluster: Cluster, members: int, nbytes: int, *, apart: bool) -> float:
-    """Of the gradients: over the network, or within a node as measured."""
-    gpu = cluster.devices[0]
-    if members < 2:
-        return 0.0
+def _messages(cluster: Cluster, row: Row) -> dict[str, MessageCost]:
+    """As measured within a node; between nodes each GPU has a part of what a ring has alone."""
+    gpu, sizes, none = cluster.devices[0], (0, 1 << 30), (0.0, 0.0)
+    if row.gpus > NODE:
+        way = tuple(Link(NETWORK / NODE, gpu.link_latency).seconds(float(n)) for n in sizes)
+        ring = tuple(all_reduce_seconds(Link(NETWORK), 2, n) for n in sizes)
+        return {gpu.kind: MessageCost(sizes, way, none, none, ring)}
     measured = silicon(gpu.tables).messages(cluster, gpu.kind) if gpu.tables else None
-    if not apart and measured:
-        return measured.all_reduce(nbytes, members) or 0.0
-    return all_reduce_seconds(Link(NETWORK if apart else gpu.link_bandwidth), members, nbytes)
+    return {gpu.kind: measured} if measured else {}
 
 
 def _order(rows: list[tuple[Row, float]]) -> bool:
@@ -224,9 +232,9 @@ def parts(rows: list[tuple[Row, float]]) -> Iterator[tuple[str, list[float]]]:
         "layers": lambda r: r.layers,
     }
     for name, key in by.items():
-        for value in sorted({key(r) for r, _ in rows}, key=lambda v: (len(str(v)), str(v))):
-            chosen = [s / r.seconds - 1 for r, s in rows if key(r) == value]
-            yield f"{name} {value}".strip(), chosen
+        for part in sorted({key(r) for r, _ in rows}, key=lambda v: (len(str(v)), str(v))):
+            chosen = [s / r.seconds - 1 for r, s in rows if key(r) == part]
+            yield f"{name} {part}".strip(), chosen
 
 
 def main(paths: list[Path], costs: str, *, as_json: bool) -> None:

@@ -28,9 +28,10 @@ class UpdateCost:
 def update_cost(device: Device, nbytes: float) -> UpdateCost:
     """What trained weights of ``nbytes`` bytes take on a device, at the rate of its memory.
 
-    Nothing where the device streams: there the backend's engines say it.
+    Nothing where the device streams: there the backend's engines say it. Where tables time its
+    kernels, adding up is one for each weight, and in its node's backward already.
     """
     if device.streams:
         return UpdateCost()
     once = nbytes / device.memory_rate
-    return UpdateCost(STEPPING * once, ADDING * once)
+    return UpdateCost(STEPPING * once, 0.0 if device.tables else ADDING * once)
