@@ -16,6 +16,7 @@ from math import comb, inf
 
 import numpy as np
 
+from pipec.cluster.device import Device
 from pipec.compiler.complete import assembled, sized
 from pipec.compiler.cut_bounds import Bound, Crossing, Work, stage_sums
 from pipec.compiler.outline import Edges, Outline
@@ -298,19 +299,25 @@ class CutSearch:
         A weight that several units read counts once, at the first of them.
         """
         costs, calls = self.outline.costs, self.outline.graph.calls
-        kinds = sorted(costs.seconds)
-        found = np.zeros((len(fields(Work)), len(kinds), self.units.size))
-        for k, kind in enumerate(kinds):
+        devices = self._kinds
+        found = np.zeros((len(fields(Work)), len(devices), self.units.size))
+        for k, (kind, device) in enumerate(devices.items()):
             rows = [costs.of(kind)] + [costs.backward_of(kind)] * self.compute.training
             for row, seconds in zip(found[:, k], rows, strict=False):
                 np.add.at(row, self.units.of_node, [seconds.get(n.name, 0.0) for n in calls])
-            update = update_cost(self.outline.device(kind), 1.0)
+            update = update_cost(device, 1.0)
             found[2:, k] = np.outer([update.accumulate, update.step], self._bytes[2])
         return found
 
+    @property
+    def _kinds(self) -> dict[str, Device]:
+        """The devices that stages run on, by kind."""
+        used = {d for side in self._place.sides for at in side for d in at}
+        return {(device := self.outline.cluster.devices[d]).kind: device for d in sorted(used)}
+
     def _seconds(self, cuts: IntArray) -> Work:
         """Of every stage on its slowest kind of device."""
-        kinds, devices = sorted(self.outline.costs.seconds), self.outline.cluster.devices
+        kinds, devices = list(self._kinds), self.outline.cluster.devices
         places = [
             [sorted({kinds.index(devices[d].kind) for d in at}) for at in side]
             for side in self._place.sides
@@ -318,12 +325,8 @@ class CutSearch:
         found = np.zeros((len(self._work), len(cuts), self._stages))
         for turn in range(max(len(at) for side in places for at in side)):
             ahead, behind = ([at[min(turn, len(at) - 1)] for at in side] for side in places)
-            took = np.stack(
-                [
-                    stage_sums(cuts, work.take(row, axis=0))
-                    for work, row in zip(self._work, [ahead, behind, behind, behind], strict=True)
-                ]
-            )
+            each = zip(self._work, [ahead, behind, behind, behind], strict=True)
+            took = np.stack([stage_sums(cuts, work.take(row, axis=0)) for work, row in each])
             found = np.where(took[:2].sum(axis=0) > found[:2].sum(axis=0), took, found)
         s, copies = self._short, list(map(len, self._place.backward)) or [1]
         forward, backward, added, step = found

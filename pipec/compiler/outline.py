@@ -22,7 +22,6 @@ from pipec.autodiff.needs import needs_grad
 from pipec.autodiff.recompute import views
 from pipec.autodiff.tidy import results, separate_convolutions
 from pipec.cluster.cluster import Cluster
-from pipec.cluster.device import Device
 from pipec.compiler.stage_timing import holder, peak_of
 from pipec.cost.stage import StageCost
 from pipec.cost.table import CostTable
@@ -149,10 +148,6 @@ class Outline:
         producer, reader, size = zip(*found, strict=True)
         return Edges(np.array(producer), np.array(reader), np.array(size))
 
-    def device(self, kind: str) -> Device:
-        """The first device of a kind."""
-        return next(d for d in self.cluster.devices if d.kind == kind)
-
     def least_weights(self) -> Iterator[tuple[float, float, list[str]]]:
         """Bytes that each weight takes at least, its own if it is trained, and who reads it."""
         for _, size, learns, readers in self._readers:
@@ -194,7 +189,8 @@ class Outline:
     ) -> StageFacts:
         seconds, backward = self.costs.of(kind), self.costs.backward_of(behind)
         took = sum(backward.get(n, 0.0) for n in row)
-        update = update_cost(self.device(behind), sum(trained))
+        device = next(d for d in self.cluster.devices if d.kind == behind)
+        update = update_cost(device, sum(trained))
         cost = StageCost(
             sum(seconds.get(n, 0.0) for n in row),
             B=took,
