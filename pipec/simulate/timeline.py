@@ -73,15 +73,15 @@ class Timeline:
 
     @cached_property
     def busy(self) -> Float:
-        """Seconds of compute of each device (of the whole device, where it is split)."""
+        """Seconds of compute and steps of each device (of the whole device, where it is split)."""
         s = self.schedule
-        compute = s.kind <= ActionKind.W
+        compute = (s.kind <= ActionKind.W) | (s.kind == ActionKind.STEP)
         work = self.times.of_whole_device(s)[s.kind[compute], s.stage[compute]]
         return np.bincount(s.device[compute], work, minlength=s.devices).astype(np.float64)
 
     @property
     def bubble(self) -> float:
-        """The share of device time in which no compute runs: 1 - busy / (devices x seconds)."""
+        """The share of device time in which no compute and no step runs: 1 - busy / (devices x seconds)."""
         whole = self.seconds * self.schedule.devices
         return 1.0 - float(self.busy.sum()) / whole if whole else 0.0
 
