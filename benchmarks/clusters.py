@@ -184,11 +184,10 @@ def predict(row: Row, costs: str) -> float:
     stages = [
         StageFacts(
             gpu.kind,
-            StageCost(f, B=b, I=b / 2, W=b / 2, step=OPTIMIZER * w / gpu.memory_rate),
+            StageCost(f, B=b, I=b / 2, W=b / 2, step=row.data * OPTIMIZER * w / gpu.memory_rate),
             gradients=NUMBER * w,
-            parameters=(NUMBER * w,),
         )
-        for f, b, w in zip(forward, backward, row.weights, strict=True)
+        for f, b, w in zip(forward, backward, row.weights, strict=True)  # no replica has a share
     ]
     cluster = Cluster((gpu,) * (row.stages * row.data))
     facts = Facts(cluster, tuple(stages), trains=True, messages=_messages(cluster, row))

@@ -155,12 +155,19 @@ def _ends(schedule: Schedule, number: int, turn: int = 0) -> tuple[int, int]:
 
 
 def _reductions(facts: Facts, schedule: Schedule) -> tuple[float, ...]:
-    """Seconds of a REDUCE_GRAD, per stage."""
+    """Seconds of a REDUCE_GRAD, per stage, and of giving what was stepped to the others.
+
+    Each replica gets the sums of its share of the parameters, and all get what it steps: the two
+    halves of an all-reduce, in which every share is as long as the longest.
+    """
     backward = schedule.placement.backward
     if not (backward and facts.trains):
         return ()
-    pairs = zip(backward, facts.stages, strict=False)
-    return tuple(_all_reduce(facts, devices, stage.gradients) for devices, stage in pairs)
+    found = []
+    for devices, stage in zip(backward, facts.stages, strict=False):
+        longest = max(shares(stage.parameters, len(devices)))
+        found.append(_all_reduce(facts, devices, len(devices) * longest * stage.gradients))
+    return tuple(found)
 
 
 def _steps(facts: Facts, schedule: Schedule, times: Times, *, clipped: bool) -> tuple[float, ...]:

@@ -81,7 +81,7 @@ class Timeline:
 
     @property
     def bubble(self) -> float:
-        """The share of device time in which no compute and no step runs: 1 - busy / (devices x seconds)."""
+        """The share of device time without compute or a step: 1 - busy / (devices x seconds)."""
         whole = self.seconds * self.schedule.devices
         return 1.0 - float(self.busy.sum()) / whole if whole else 0.0
 

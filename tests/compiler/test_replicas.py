@@ -39,9 +39,27 @@ def test_copies_of_a_pipeline_reduce_their_gradients(
     assert plan.placement == plan.schedule.placement
     assert plan.schedule.placement.backward == devices
     times, ring = plan.timeline.times, plan.cluster.link(0, 1)
-    assert times.reduce == pytest.approx([ring.seconds(b) for b in plan.timeline.memory.gradients])
+    sent = []
+    for weight, bias, *more in plan.timeline.memory.parameters:  # equal layers: one may be over
+        pairs, over = divmod(1 + len(more) // 2, 2)
+        sent.append(2 * (pairs * weight + (weight if over else pairs * bias)))
+    assert times.reduce == pytest.approx([ring.seconds(n) for n in sent])
     free = simulate(plan.schedule, replace(times, reduce=()))
     assert plan.timeline.seconds - free.seconds == pytest.approx(times.reduce[0])
+
+
+@pytest.mark.parametrize("replicas", [2, 3])
+def test_the_longest_share_of_the_parameters_is_what_replicas_send(replicas: int) -> None:
+    """Of 8, 1 and 1 kB one replica steps the first alone; all parts of a collective are alike."""
+    layers = nn.Sequential(*(nn.Linear(16, n, bias=False) for n in (128, 16, 16)))
+    layers[1], layers[2] = nn.Linear(128, 2, bias=False), nn.Linear(2, 128, bias=False)
+    loss = Loss(nn.functional.mse_loss, torch.zeros(4, 128))
+    graph = trace(layers, (torch.zeros(4, 16),), loss=loss, source=Source("memory", "uneven"))
+    passes = default_passes(stages=1, schedule=f"1f1b{{replicas={replicas}}}", microbatches=6)
+    plan = make_plan(graph, parse_cluster(f"{replicas}xv100"), passes=passes)
+    assert plan.timeline
+    way = 2 * (replicas - 1) * 8192  # reduce-scatter and all-gather: r - 1 parts of this size each
+    assert plan.timeline.times.reduce == pytest.approx([plan.cluster.link(0, 1).seconds(way)])
 
 
 AUTO = "pipedream{replicas=auto}"
