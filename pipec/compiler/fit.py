@@ -30,7 +30,6 @@ from pipec.errors import PassError, PipecError
 from pipec.graph.eager import eager_parts
 from pipec.options import spelled
 from pipec.plan.model import Plan
-from pipec.residency.apart import Apart, choose_apart
 from pipec.residency.choose import Choice, DoesNotFitError, choose
 from pipec.residency.problem import RECOMPUTE, Problem
 from pipec.schedule.action import ActionKind
@@ -277,9 +276,9 @@ class Fit:
         place, training = self.schedule.placement, self._works[stage].training
         cap = min(self._cap(room, floors, stage, d) for d in place.forward[stage])
         if place.separate:
-            after = self._cap(room, floors, stage, place.backward[stage][0])
-            apart = Apart(self._problem(stage, cap), after, parts=self.host)
-            return Residency.of(training, choose_apart(apart))
+            behind = self._cap(room, floors, stage, place.backward[stage][0])
+            problem = replace(self._problem(stage, cap), behind=behind, parts=self.host)
+            return Residency.of(training, choose(problem))
         if (stage, cap) not in self._known:
             try:
                 found = choose(self._problem(stage, cap))

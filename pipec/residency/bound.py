@@ -15,7 +15,8 @@ least         s + t + what B computes again
 The recomputed values of a backward take at least the bytes of those that are alive together. Any
 schedule of whole-action copies satisfies these rows, so that nothing adds less. Where all forwards
 come before all backwards, only two of them hold: K of all microbatches and one O fit at the turn,
-and the copies fit into the time.
+and the copies fit into the time. Where the backward has a device of its own the rows are those of
+`pipec.residency.play`, with s for what T is longer and x for the part that leaves first.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,6 +28,9 @@ from scipy.optimize import Bounds, LinearConstraint, OptimizeResult
 
 from pipec.residency.problem import KEEP, OFFLOAD, RECOMPUTE, FloatArray, IntArray, Problem, Working
 from pipec.residency.program import GAP, NODES_REACHED, WHOLE_UP_TO, solved
+
+TIE = 1e-6
+"""Weight of recomputed seconds where they are in T: what does not lower T is not recomputed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,6 +69,7 @@ class _Program:
         self.size = problem.nbytes / self.unit
         self.again = np.where(np.isfinite(problem.recompute), problem.recompute, 0) / self.second
         self.rate = problem.bandwidth * self.second / self.unit
+        self.weight = 1.0 if problem.behind is None else TIE
         self.columns = 2 * self.n + len(self.NAMES)
         self.rows: list[FloatArray] = []
         self.low: list[float] = []
@@ -97,14 +102,17 @@ def bound(problem: Problem, cap: float | None = None, cuts: Sequence[Working] = 
         cuts: More rows: recomputing these values takes these bytes, whatever else is recomputed.
     """
     program = _Program(problem, problem.cap if cap is None else cap)
-    if problem.alternates:
+    apart = problem.behind is not None
+    if apart:
+        _apart(program)
+    elif problem.alternates:
         _steady(program)
     else:
         _flush(program)
     for v in range(program.n):
         unit = np.zeros(program.n)
         unit[v] = 1.0
-        program.row(-np.inf, 1, {}, o=unit, r=unit)
+        program.row(1 if apart else -np.inf, 1, {}, o=unit, r=unit)
     for bytes_ in problem.alive:
         program.row(-np.inf, 0, {"w": -1}, r=bytes_ / program.unit)
     for cut in cuts:
@@ -140,6 +148,19 @@ def _flush(c: _Program) -> None:
     c.row(-np.inf, time, {"s": -c.rate}, o=size, r=-c.rate * c.again)
 
 
+def _apart(c: _Program) -> None:
+    p, size, ends = c.p, c.size, {"s": c.rate, "x": -1.0}
+    assert p.behind is not None
+    behind = p.behind / c.unit
+    c.row(c.rate * (p.forward / c.second - 1), np.inf, ends)
+    c.row(c.rate * (p.backward / c.second - 1), np.inf, ends, r=-c.rate * c.again)
+    c.row(-c.rate, np.inf, {"s": c.rate}, o=-size)
+    c.row(-c.cap, np.inf, {"x": 1}, o=-2 * size)
+    c.row(-behind, np.inf, {"x": 1, "w": -1}, o=-2 * size)
+    c.row(-np.inf, c.cap, {}, o=size)
+    c.row(-np.inf, behind, {"w": 1}, o=size)
+
+
 def _solved(c: _Program) -> Bound:
     found = _milp(c, whole=c.n <= WHOLE_UP_TO)
     if found.status == NODES_REACHED:  # a bound, but perhaps no decision
@@ -150,13 +171,15 @@ def _solved(c: _Program) -> Bound:
         least = float(found.fun) - GAP * abs(float(found.fun)) * (c.n <= WHOLE_UP_TO)
     else:
         return Bound(np.inf, np.zeros(c.n), np.zeros(c.n))
+    if c.weight < 1:
+        least -= c.weight * float(c.again.sum())
     x: FloatArray = np.asarray(found.x)
     return Bound(max(least, 0.0) * c.second, x[: c.n], x[c.n : 2 * c.n])
 
 
 def _milp(c: _Program, *, whole: bool) -> OptimizeResult:
     cost = np.zeros(c.columns)
-    cost[c.n : 2 * c.n] = c.again
+    cost[c.n : 2 * c.n] = c.again * c.weight
     cost[c.at("s")] = cost[c.at("t")] = 1
     top = np.full(c.columns, np.inf)
     top[: c.n] = 1.0 if c.p.moves else 0.0

@@ -22,6 +22,10 @@ PARTS = (1, 8, 32)
 """Slots of equal bytes: the more of them, the more the copies are like a fluid."""
 SHARES = np.arange(1, 8) / 8
 """Of the values that leave, in a slot of depth 1, so that fewer sets meet than at depth 2."""
+FEW = 12
+"""Values of which all sets are looked at, for the part that leaves first."""
+_SOME = 1e-6
+"""A fraction of a value from which on all of it may be recomputed."""
 STARTS, MANY = (10, 2), 100
 """Most unlike decisions that are improved: of up to so many values, and of more."""
 
@@ -109,8 +113,8 @@ def _starts(problem: Problem, first: Bound) -> list[Played]:
     A decision may need more working bytes than the program knew: then it, and what recomputes
     more, is told to need them. Else whole copies need more room than a fluid: then the cap shrinks.
     """
-    found = [play(problem, problem.keep_all())]
-    if found[0].seconds < np.inf:
+    found = [play(problem, problem.keep_all())] if problem.behind is None else []
+    if found and found[0].seconds < np.inf:
         return found
     cuts, program, shrinks = list[Working](), first, iter(SHRINK)
     for _ in range(ROUNDS):
@@ -148,7 +152,11 @@ def _unknown(problem: Problem, decision: IntArray) -> Working | None:
 
 
 def _of_program(problem: Problem, program: Bound) -> Played:
-    rounded = {d.tobytes(): d for d in (program.nearest(), _diffused(problem, program))}
+    decisions = [program.nearest(), _diffused(problem, program)]
+    if problem.behind is not None:  # nothing stays
+        decisions = [np.where(d == KEEP, OFFLOAD, d) for d in decisions]
+        decisions.append(np.where(program.recompute > _SOME, RECOMPUTE, OFFLOAD))
+    rounded = {d.tobytes(): d for d in decisions}
     several = [t for d in rounded.values() for t in _arranged(problem, d)]
     return _first_that_fits(problem, several)
 
@@ -158,6 +166,9 @@ def _arranged(problem: Problem, decision: IntArray) -> Iterator[Played]:
     leaving = np.flatnonzero(decision == OFFLOAD)
     if not len(leaving):
         yield play(problem, decision, exactly=False)
+        return
+    if problem.behind is not None:
+        yield play(problem, decision, _two_parts(problem, decision, leaving), exactly=False)
         return
     for depth, count in product(range(3), PARTS):
         slots = _dealt(problem, leaving, depth, count)
@@ -175,6 +186,39 @@ def _dealt(problem: Problem, leaving: IntArray, depth: int, count: int) -> tuple
     slot = np.minimum((np.cumsum(size) - size / 2) // share, count - 1)
     found = [leaving[slot == k] for k in range(count)]
     return tuple(Slot(depth, tuple(values.tolist())) for values in found if len(values))
+
+
+def _two_parts(problem: Problem, decision: IntArray, leaving: IntArray) -> tuple[Slot, ...]:
+    """What leaves first, no more than must: what two sets need above either device's room."""
+    assert problem.behind is not None
+    room = min(problem.cap, problem.behind - problem.working_bytes(decision))
+    moved = float(problem.nbytes[leaving].sum())
+    want = min(max(2 * moved - room, 0.0), moved)
+    first = _least_sum(problem, leaving, want) if problem.parts else []
+    rest = tuple(v for v in leaving.tolist() if v not in first)
+    return tuple(s for s in (Slot(1, tuple(sorted(first))), Slot(2, rest)) if s.values)
+
+
+def _least_sum(problem: Problem, values: IntArray, want: float) -> list[int]:
+    """Values of the fewest bytes that are enough, of few.
+
+    Else the largest first, then the smallest that is enough for what is left.
+    """
+    if len(values) <= FEW:
+        sets = (np.arange(2 ** len(values))[:, None] >> np.arange(len(values))) & 1
+        sums = sets @ problem.nbytes[values]
+        best = sets[np.where(sums >= want * (1 - 1e-12), sums, np.inf).argmin()]
+        found: list[int] = values[best > 0].tolist()
+        return found
+    first, held = list[int](), 0.0
+    for v in values[np.argsort(-problem.nbytes[values], kind="stable")].tolist():
+        if held + problem.nbytes[v] <= want:
+            first.append(v)
+            held += float(problem.nbytes[v])
+    left = [v for v in values.tolist() if v not in first and problem.nbytes[v] > 0]
+    if held < want and left:
+        first.append(min(left, key=lambda v: (problem.nbytes[v] < want - held, problem.nbytes[v])))
+    return first
 
 
 def _diffused(problem: Problem, program: Bound) -> IntArray:
@@ -196,7 +240,8 @@ def _diffused(problem: Problem, program: Bound) -> IntArray:
 
 def _all_of_one_kind(problem: Problem) -> Iterator[IntArray]:
     possible = np.isfinite(problem.recompute)
-    yield np.where(possible, RECOMPUTE, KEEP)
+    if problem.allows(0, KEEP) or possible.all():
+        yield np.where(possible, RECOMPUTE, KEEP)
     if problem.moves:
         yield np.full(problem.values, OFFLOAD, np.int64)
         yield np.where(possible, RECOMPUTE, OFFLOAD)

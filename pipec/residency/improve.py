@@ -10,9 +10,6 @@ from pipec.residency.problem import KEEP, OFFLOAD, RECOMPUTE, Problem
 SWEEPS = 3
 MOVES = 120
 """Most values, and most pairs of them, that one sweep changes."""
-FATES = ((KEEP, 0), (RECOMPUTE, 0), (OFFLOAD, 1), (OFFLOAD, 2), (OFFLOAD, 0))
-"""What can become of a value: a kind of decision and the depth of its slot."""
-
 _Fate = tuple[int, int]
 
 
@@ -42,7 +39,9 @@ def _exchanged(problem: Problem, best: Played, one: int, other: int) -> Played:
 
 
 def _fates(problem: Problem, value: int) -> list[_Fate]:
-    return [fate for fate in FATES if problem.allows(value, fate[0])]
+    """What can become of a value: a kind of decision, and the depth of its slot."""
+    stays = [(kind, 0) for kind in (KEEP, RECOMPUTE) if problem.allows(value, kind)]
+    return stays + [(OFFLOAD, depth) for depth in problem.depths]
 
 
 def _fate(of: Played, value: int) -> _Fate:

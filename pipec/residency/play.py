@@ -4,6 +4,20 @@
 F4 OFFLOAD4 | FETCH0 B0 F5 ...      slots as channels: when they leave and come, what is held, and
                                     how long it takes is what `pipec.simulate` says of any schedule
 ```
+
+Where forward and backward have a device each, all O bytes of a microbatch go through the host, one
+set behind the other, and the simulator's answer is a closed form:
+
+```text
+device of F     F0 ──────► F1 ──────► F2            T >= F + a / rate    T >= O / rate
+  to the host      ███░░░    ███░░░                 O + (O - a) <= cap of F
+device of B               B0 ──────► B1             T >= B + again + a / rate
+  from the host      ░░░███    ░░░███               O + (O - a) + working <= cap of B
+```
+
+What does not fit beside the values of the next forward must have left before it begins: that part,
+a, is in slots of depth 1 (black) and adds to the time between two microbatches, T; the rest runs
+beside the forward, in slots of depth 2. So what does not fit beside a backward comes behind it.
 """
 
 from collections.abc import Sequence
@@ -92,14 +106,32 @@ def play(
     if sorted(v for s in used for v in s.values) != leaving:
         raise PartitionError("the slots do not hold the values that leave", got=used, want=leaving)
     working = (problem.working_bytes if exactly else problem.least_working)(decision)
+    close = CLOSE * max(problem.step_seconds, 1e-30)
+    if problem.behind is not None:
+        return Played(*_apart(problem, decision, used, working), decision, tuple(used), close)
     sizes = tuple((s.depth, float(problem.nbytes[list(s.values)].sum())) for s in used)
     backward = problem.backward + problem.again_seconds(decision)
     row = (problem.flight, problem.alternates, problem.forward, backward)
     kept = problem.bytes_of(decision, KEEP)
     seconds, peak = _alone(row, problem.bandwidth, kept, working, sizes)
     keeps = peak <= problem.cap * (1 + 1e-12)
-    close = CLOSE * max(problem.step_seconds, 1e-30)
     return Played(seconds if keeps else np.inf, peak, decision, tuple(slots), close)
+
+
+def _apart(
+    p: Problem, decision: IntArray, slots: Sequence[Slot], working: float
+) -> tuple[float, float]:
+    """As a `Played` has them: T, and the bytes of the fuller device, as if its cap were F's."""
+    assert p.behind is not None
+    moved = p.bytes_of(decision, OFFLOAD)
+    part = sum(float(p.nbytes[list(s.values)].sum()) for s in slots if s.depth == 1)
+    held = 2 * moved - part
+    peak = max(held, held + working - p.behind + p.cap)
+    seconds = least(p, decision)[0]
+    if part:
+        slower = max(p.forward, p.backward + p.again_seconds(decision))
+        seconds = max(seconds, slower + part / p.bandwidth)
+    return seconds if peak <= p.cap * (1 + 1e-12) else np.inf, peak
 
 
 def again(problem: Problem, before: Played) -> Played:
@@ -113,9 +145,11 @@ def least(problem: Problem, decision: IntArray) -> tuple[float, float]:
     Compute is never idle and copies neither; when a backward begins all microbatches in flight
     hold what is kept, and its own has come back.
     """
-    moved = problem.bytes_of(decision, OFFLOAD)
-    compute = problem.step_seconds + problem.again_seconds(decision)
+    moved, anew = problem.bytes_of(decision, OFFLOAD), problem.again_seconds(decision)
     copies = moved / problem.bandwidth if moved else 0.0
+    if problem.behind is not None:
+        return max(problem.forward, problem.backward + anew, copies), moved
+    compute = problem.step_seconds + anew
     kept = problem.flight * problem.bytes_of(decision, KEEP)
     return max(compute, copies), kept + moved + problem.least_working(decision)
 

@@ -38,6 +38,9 @@ class Problem:
     F4 B0 F5 B1 F6 B2 ...        flight 5: at the end of F4, microbatches 0 to 4 wait
     ```
 
+    Or one whose forward and backward run on two devices (PipeFB): then every value leaves, or is
+    computed again, and ``flight`` means nothing.
+
     Copies run behind whole actions: a value can leave when its forward has ended, and must be
     back before its backward begins. Memory counts a microbatch's values from the begin of its
     forward to the end of its backward, less while they are on the host.
@@ -57,6 +60,9 @@ class Problem:
         working: What a backward holds because a decision computes values again; the most of
             ``together`` if absent. It may be slow to tell.
         learnt: What it has told that was not known.
+        behind: Bytes that saved values, and those computed again, may take on the device of the
+            backward, where that is another one; ``cap`` is then that of the forward's.
+        parts: Whether, there, a part may leave and come while nothing is computed (depth 1).
 
     Raises:
         PartitionError: Lengths that differ, or numbers that are negative or out of range.
@@ -73,6 +79,8 @@ class Problem:
     together: Sequence[Mapping[int, float]] = ()
     working: Callable[[IntArray], Working] | None = None
     learnt: list[Working] = field(default_factory=list)
+    behind: float | None = None
+    parts: bool = True
 
     def __post_init__(self) -> None:
         if len(self.recompute) != len(self.nbytes):
@@ -91,19 +99,28 @@ class Problem:
 
     @property
     def step_seconds(self) -> float:
-        """One forward and one backward with everything kept."""
+        """One forward and one backward with everything kept; of two devices the slower one's."""
+        if self.behind is not None:
+            return max(self.forward, self.backward)
         return self.forward + self.backward
 
     @property
     def moves(self) -> bool:
         """Whether copies can save anything: between a forward and its own backward they do not."""
-        return self.bandwidth > 0 and self.flight > 1
+        return self.bandwidth > 0 and (self.flight > 1 or self.behind is not None)
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """Depths of slots that values may leave in."""
+        if not self.moves:
+            return ()
+        return (1, 2, 0) if self.behind is None else (1, 2) if self.parts else (2,)
 
     def allows(self, value: int, kind: int) -> bool:
         """Whether a value can be kept, offloaded or recomputed."""
         if kind == RECOMPUTE:
             return bool(np.isfinite(self.recompute[value]))
-        return kind == KEEP or self.moves
+        return self.moves if kind == OFFLOAD else self.behind is None
 
     def bytes_of(self, decision: IntArray, kind: int) -> float:
         """Bytes of one microbatch's values with this decision."""

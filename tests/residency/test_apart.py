@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipec.residency.apart import Apart, bound, choose_apart
-from pipec.residency.choose import DoesNotFitError
+from pipec.residency.bound import bound
+from pipec.residency.choose import DoesNotFitError, choose
 from pipec.residency.play import Slot
 from pipec.residency.problem import OFFLOAD, RECOMPUTE, IntArray, Problem
 from pipec.schedule.channels import Channel, ChannelKind
@@ -22,11 +22,8 @@ from pipec.simulate.times import Times
 COUNT, STEADY = 30, 14
 
 
-def simulated(
-    apart: Apart, decision: IntArray, slots: tuple[Slot, ...]
-) -> tuple[float, list[float]]:
+def simulated(p: Problem, decision: IntArray, slots: tuple[Slot, ...]) -> tuple[float, list[float]]:
     """(seconds between two microbatches, peak of either device) of one stage of pipefb."""
-    p = apart.problem
     sizes = [int(p.nbytes[list(s.values)].sum()) for s in slots]
     channels = [
         Channel(ChannelKind.H, 0, 0, f"x{k}", size, s.depth)
@@ -53,28 +50,29 @@ def simulated(
 
 
 @st.composite
-def stages(draw: st.DrawFn, values: int = 3) -> Apart:
+def stages(draw: st.DrawFn, values: int = 3) -> Problem:
     nbytes = np.array([draw(st.integers(1, 9)) for _ in range(values)], float)
     again = st.one_of(st.just(np.inf), st.floats(0.05, 2))
     recompute = np.array([draw(again) for _ in range(values)])
     times, cap = st.floats(0.1, 4), st.floats(0.3, 2.2)
     whole = float(nbytes.sum())
-    problem = Problem(
+    return Problem(
         nbytes,
         recompute,
         draw(times),
         draw(times),
         whole * draw(cap),
         draw(st.sampled_from([1.0, 4.0, 40.0])),
+        behind=whole * draw(cap),
+        parts=draw(st.booleans()),
     )
-    return Apart(problem, whole * draw(cap), parts=draw(st.booleans()))
 
 
-def every(apart: Apart) -> list[tuple[IntArray, tuple[Slot, ...]]]:
+def every(p: Problem) -> list[tuple[IntArray, tuple[Slot, ...]]]:
     """All decisions, and all ways to deal what leaves into slots of depth 1 and 2."""
-    able = np.isfinite(apart.problem.recompute)
-    depths = (1, 2) if apart.parts else (2,)
-    fates = [[*depths, *([0] if able[v] else [])] for v in range(apart.problem.values)]
+    able = np.isfinite(p.recompute)
+    depths = (1, 2) if p.parts else (2,)
+    fates = [[*depths, *([0] if able[v] else [])] for v in range(p.values)]
     found = []
     for each in product(*fates):
         decision = np.where(np.array(each) == 0, RECOMPUTE, OFFLOAD)
@@ -85,51 +83,52 @@ def every(apart: Apart) -> list[tuple[IntArray, tuple[Slot, ...]]]:
 
 @settings(max_examples=25, deadline=None)
 @given(stages())
-def test_bound_below_all_that_fits_and_the_choice_is_what_the_simulator_says(apart: Apart) -> None:
+def test_bound_below_all_that_fits_and_the_choice_is_what_the_simulator_says(p: Problem) -> None:
     fitting = []
-    for decision, slots in every(apart):
-        seconds, (ahead, behind) = simulated(apart, decision, slots)
-        if ahead <= apart.problem.cap and behind <= apart.cap_behind:
+    assert p.behind is not None
+    for decision, slots in every(p):
+        seconds, (ahead, behind) = simulated(p, decision, slots)
+        if ahead <= p.cap and behind <= p.behind:
             fitting.append(seconds)
-    least, _ = bound(apart)
+    least = p.step_seconds + bound(p).added_seconds
     assert least <= min(fitting, default=np.inf) * (1 + 1e-6)
     try:
-        found = choose_apart(apart)
+        found = choose(p)
     except DoesNotFitError:  # without parts, two sets need not meet where one side is slow
-        assert not (fitting and apart.parts)
+        assert not (fitting and p.parts)
         return
-    seconds, (ahead, behind) = simulated(apart, found.decision, found.slots)
+    seconds, (ahead, behind) = simulated(p, found.decision, found.slots)
     assert seconds == pytest.approx(found.seconds)
-    assert ahead <= apart.problem.cap * (1 + 1e-9)
-    assert behind <= apart.cap_behind * (1 + 1e-9)
-    assert not apart.parts or found.seconds <= min(fitting) * 1.1
+    assert ahead <= p.cap * (1 + 1e-9)
+    assert behind <= p.behind * (1 + 1e-9)
+    assert not p.parts or found.seconds <= min(fitting) * 1.1
 
 
-def stage(cap: float, behind: float, bandwidth: float) -> Apart:
+def stage(cap: float, behind: float, bandwidth: float) -> Problem:
     """Ten values of 10 bytes, 0.1 s to recompute each; forward 4 s, backward 8 s."""
-    return Apart(Problem(np.full(10, 10.0), np.full(10, 0.1), 4, 8, cap, bandwidth), behind)
+    return Problem(np.full(10, 10.0), np.full(10, 0.1), 4, 8, cap, bandwidth, behind=behind)
 
 
 def test_with_room_for_two_sets_nothing_is_added() -> None:
-    found = choose_apart(stage(200, 200, 20))
+    found = choose(stage(200, 200, 20))
     assert (found.added, found.bound, len(found.slots)) == (0, 0, 1)
     assert (found.decision == OFFLOAD).all()
 
 
 def test_a_slow_link_recomputes_to_be_faster_though_everything_fits() -> None:
     """100 bytes at 10 bytes per second take 10 s; each value that stays away saves 1 s."""
-    found = choose_apart(stage(200, 210, 10))
+    found = choose(stage(200, 210, 10))
     assert int((found.decision == RECOMPUTE).sum()) == 2  # 8 s of copies beside 8.2 s
     assert found.seconds == pytest.approx(8.2)
     assert found.bound <= found.added <= found.bound + 2e-3
 
 
 def test_little_room_is_bought_with_time_or_recomputation() -> None:
-    apart = stage(150, 150, 100)
-    found = choose_apart(apart)
+    p = stage(150, 150, 100)
+    found = choose(p)
     assert found.seconds == pytest.approx(min(8 + 0.5, 8 + 0.3))  # 50 bytes, or 3 values less
-    fixed = replace(apart, problem=replace(apart.problem, recompute=np.full(10, np.inf)))
-    assert choose_apart(fixed).seconds == pytest.approx(8.5)
-    assert [s.depth for s in choose_apart(fixed).slots] == [1, 2]
+    fixed = replace(p, recompute=np.full(10, np.inf))
+    assert choose(fixed).seconds == pytest.approx(8.5)
+    assert [s.depth for s in choose(fixed).slots] == [1, 2]
     with pytest.raises(DoesNotFitError, match="100 bytes at least"):
-        choose_apart(replace(fixed, problem=replace(fixed.problem, cap=90.0)))
+        choose(replace(fixed, cap=90.0))
