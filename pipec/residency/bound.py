@@ -71,6 +71,7 @@ class _Program:
         self.rate = problem.bandwidth * self.second / self.unit
         self.weight = 1.0 if problem.behind is None else TIE
         self.columns = 2 * self.n + len(self.NAMES)
+        self.whole = False
         self.rows: list[FloatArray] = []
         self.low: list[float] = []
         self.high: list[float] = []
@@ -93,15 +94,24 @@ class _Program:
         self.high.append(high)
 
 
-def bound(problem: Problem, cap: float | None = None, cuts: Sequence[Working] = ()) -> Bound:
+def bound(
+    problem: Problem,
+    cap: float | None = None,
+    cuts: Sequence[Working] = (),
+    *,
+    decides: bool = False,
+) -> Bound:
     """Solve the program.
 
     Args:
         problem: What is saved.
         cap: Another cap than the problem's.
         cuts: More rows: recomputing these values takes these bytes, whatever else is recomputed.
+        decides: Whether decisions are wanted, which have no part that leaves first where there are
+            no parts. Two sets that never meet would need none: that is not relied on.
     """
     program = _Program(problem, problem.cap if cap is None else cap)
+    program.whole = decides and not problem.parts
     apart = problem.behind is not None
     if apart:
         _apart(program)
@@ -184,6 +194,7 @@ def _milp(c: _Program, *, whole: bool) -> OptimizeResult:
     top = np.full(c.columns, np.inf)
     top[: c.n] = 1.0 if c.p.moves else 0.0
     top[c.n : 2 * c.n] = np.isfinite(c.p.recompute)
+    top[c.at("x")] = 0.0 if c.whole else np.inf
     integral = np.zeros(c.columns, dtype=np.int64)
     integral[: 2 * c.n] = whole
     bounds = Bounds(np.zeros(c.columns), top)

@@ -116,7 +116,8 @@ def _starts(problem: Problem, first: Bound) -> list[Played]:
     found = [play(problem, problem.keep_all())] if problem.behind is None else []
     if found and found[0].seconds < np.inf:
         return found
-    cuts, program, shrinks = list[Working](), first, iter(SHRINK)
+    cuts, shrinks = list[Working](), iter(SHRINK)
+    program = first if problem.parts else bound(problem, decides=True)
     for _ in range(ROUNDS):
         if program.added_seconds == np.inf:
             break
@@ -130,7 +131,7 @@ def _starts(problem: Problem, first: Bound) -> list[Played]:
             shrink = next(shrinks, 0.0)
         else:
             cuts.append(cut)
-        program = bound(problem, problem.cap * shrink, cuts)
+        program = bound(problem, problem.cap * shrink, cuts, decides=True)
     found += [
         _first_that_fits(problem, _arranged(problem, decision))
         for decision in _all_of_one_kind(problem)
