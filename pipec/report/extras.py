@@ -97,7 +97,7 @@ def read_trace(path: Path, schedule: Schedule) -> Data:
         start = min(e["ts"] for e in events)
         rows = [
             [
-                e["pid"], lanes[e["tid"]], e["cat"], e["args"]["stage"], e["args"]["microbatch"],
+                e["pid"], lanes[e["tid"]], e["cat"], e["args"]["stage"], _which(e["args"]),
                 (e["ts"] - start) / 1e6, (e["ts"] - start + e["dur"]) / 1e6,
             ]
             for e in events
@@ -106,6 +106,12 @@ def read_trace(path: Path, schedule: Schedule) -> Data:
     except (ValueError, KeyError, TypeError) as error:
         raise _not(path, "a trace of a run", "pipec run OUT --trace FILE") from error
     return {"seconds": max(row[-1] for row in rows), "actions": rows}
+
+
+def _which(action: Data) -> int | str:
+    """The microbatch of an action, or the version that a step or another of an update makes."""
+    microbatch: int | None = action["microbatch"]
+    return f"@{action['version']}" if microbatch is None else microbatch
 
 
 def _check_ran(rows: list[list[Any]], schedule: Schedule, path: Path) -> None:

@@ -42,7 +42,7 @@ function measuredBy(measured) {
 
 function measuredView(plan, gantt, measured) {
   const { byAction } = measuredBy(measured), groups = new Map(), { c, t } = gantt;
-  gantt.measuredOf = (k) => byAction.get(`${t.lanes[c.lane[k]][0]} ${t.kinds[c.kind[k]]} ${c.stage[k]} ${c.microbatch[k]}`);
+  gantt.measuredOf = (k) => byAction.get(`${t.lanes[c.lane[k]][0]} ${t.kinds[c.kind[k]]} ${c.stage[k]} ${c.microbatch[k] < 0 ? `@${c.version[k]}` : c.microbatch[k]}`);
   for (let k = 0; k < c.begin.length; k++) {
     const ran = gantt.measuredOf(k);
     if (!ran) continue;
