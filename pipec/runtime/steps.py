@@ -125,13 +125,14 @@ class Steps:
             return
         held = weights.at(weights.newest).tensors
         before = {n: held[n] for n in weights.trained} if rule.corrects else {}
-        weights.step(
-            action.version,
-            scale=factor / count,
-            rate=rule.rate(),
-            oldest=oldest,
-            in_place=self._program.flush and oldest >= action.version,
-        )
+        with executor.compute.timed():
+            weights.step(
+                action.version,
+                scale=factor / count,
+                rate=rule.rate(),
+                oldest=oldest,
+                in_place=self._program.flush and oldest >= action.version,
+            )
         new = weights.at(action.version)
         yield from self._bring_together(executor, action, new.tensors)
         rule.observe(before, {n: new.tensors[n] for n in before})

@@ -1,5 +1,6 @@
 """Replicas of a stage share the optimizer's state: half of the bytes each, and the same weights."""
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -184,3 +185,16 @@ def test_a_replica_steps_in_the_time_of_its_share() -> None:
         for options in ({}, {"replicas": 2})
     )
     assert all(0.5 * a <= b < 0.8 * a for a, b in zip(once, shared, strict=True))
+
+
+def test_a_step_is_work_and_no_bubble() -> None:
+    """An optimizer that sleeps keeps both devices busy."""
+
+    class Slow(torch.optim.SGD):
+        def step(self, closure: None = None) -> None:  # type: ignore[override]
+            time.sleep(0.2)
+            super().step(closure)
+
+    run = pipeline("mlp", 2, 1, Settings(lambda parameters: Slow(parameters, lr=0.1)))
+    run.run(1)
+    assert sum(e.result.busy for e in run.executors) > 0.4
