@@ -36,7 +36,7 @@ from pipec.runtime.identity import model_of
 from pipec.runtime.metrics import tell
 from pipec.runtime.process_group import new_group
 from pipec.runtime.seal import Sealed, check_file, read_seal, write_seal
-from pipec.runtime.state import first_unsound, restore, state_of, wanted
+from pipec.runtime.state import first_unsound, restore, state_of, told_anew, wanted
 from pipec.runtime.waiting import PATIENCE, located, within
 
 _PREFIX, _PART = "round-", ".part"
@@ -189,6 +189,8 @@ class Checkpoints:
                     self._say(f"going on from {_PREFIX}{number}: {reasons[0]}")
                 others = [restore(e, entries) for e in self._executors]
                 self._first(None)
+                if anew := told_anew(self._executors[0], entries):
+                    self._say(f"going on with what this run is told: {'; '.join(anew)}")
                 if told := sorted({other for each in others for other in each}):
                     self._say(f"the optimizer's settings are the checkpoint's: {'; '.join(told)}")
                 return number

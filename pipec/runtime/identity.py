@@ -13,6 +13,7 @@ import torch
 from pipec.errors import PipecError
 from pipec.graph.ir import Graph, InputKind, tensor
 from pipec.graph.tensor_type import has_data
+from pipec.graph.torch_private import tree_leaves
 from pipec.plan.record import plan_record
 from pipec.runtime.executor import Executor, Settings
 from pipec.runtime.program import Program
@@ -43,14 +44,31 @@ def identity(program: Program, settings: Settings) -> dict[str, str | None]:
         "the model's weights": plan.graph.source.sha256[:_SHORT] or None,
         "the schedule": f"{program.schedule.name} {digest_of(schedule)}",
         "the plan": digest_of([record, graphs]),
-        "the clipping norm": str(settings.clip),
         "the loss scale": str(settings.loss_scale),
+        **_told(settings),
+        "the optimizer": _function(settings.optimizer),
+        "the learning-rate schedule": _function(settings.scheduler),
+    }
+
+
+def _told(settings: Settings) -> dict[str, str]:
+    return {
+        "the clipping norm": str(settings.clip),
         "what to do about gradients that are not finite": settings.on_nan,
         "what is a spike": str(settings.spike),
         "the seed": str(settings.seed),
         "the correction": str(settings.correction),
-        "the optimizer": _function(settings.optimizer),
-        "the learning-rate schedule": _function(settings.scheduler),
+    }
+
+
+def going_on(executor: Executor) -> dict[str, str]:
+    """What a run that goes on from a checkpoint can be told anew, and trains otherwise with."""
+    graph = executor.program.plan.graph
+    numbers = (a for n in graph.calls for a in tree_leaves((n.args, n.kwargs)))
+    return {
+        **_told(executor.settings),
+        "the microbatches of a round": str(executor.rounds.microbatches),
+        "the numbers in the model (dropout)": digest_of([a for a in numbers if type(a) is float]),
     }
 
 

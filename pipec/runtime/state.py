@@ -25,7 +25,7 @@ import torch
 from pipec.errors import PlanError
 from pipec.runtime.entries import packed, unpacked
 from pipec.runtime.executor import Executor
-from pipec.runtime.identity import cut_of
+from pipec.runtime.identity import cut_of, going_on
 from pipec.runtime.stored import named
 from pipec.runtime.weights import StageWeights
 
@@ -39,7 +39,7 @@ def state_of(executor: Executor) -> Tensors:
     """The entries of one device, between rounds."""
     scale = [executor.scaling.scale, executor.scaling.good]
     counts = {"round": executor.round, "microbatch": executor.microbatch, "scale": scale,
-              "seen": [*executor.spikes.seen]}  # fmt: skip
+              "seen": [*executor.spikes.seen], "told": going_on(executor)}  # fmt: skip
     busy = not executor.rounds.empty
     found = packed("run", {**counts, _UNDER_WAY: busy and cut_of(executor.program)})
     if busy:
@@ -80,6 +80,13 @@ def wanted(executor: Executor, name: str) -> bool:
         return any(weight in w.owned for w in executor.weights.values())
     mine = kind in ("weights", f"weights#{executor.device}", "velocity")
     return mine and any(weight in executor.changing(s) for s in executor.weights)
+
+
+def told_anew(executor: Executor, entries: Mapping[str, torch.Tensor]) -> list[str]:
+    """What the run that saved the entries was told otherwise; what this one was told counts."""
+    before = unpacked("run", entries).get("told", {})
+    mine = going_on(executor).items()
+    return [f"{n} {told}, not {before[n]}" for n, told in mine if before.get(n, told) != told]
 
 
 def restore(executor: Executor, entries: Mapping[str, torch.Tensor]) -> list[str]:
@@ -178,7 +185,7 @@ def _restore_optimizer(weights: StageWeights, entries: Mapping[str, torch.Tensor
         _place(entries, names[0]) if names else (first, min(k, len(first["groups"]) - 1))
         for k, names in enumerate(weights.groups)
     ]
-    others, varied = set[str](), {"lr", "initial_lr", "momentum"}
+    others, varied = set[str](), {"lr", "momentum"}
     for group, (facts, k) in zip(groups, places, strict=True):
         kept = {n: v for n, v in facts["groups"][k].items() if n != "params"}
         kept = {n: tuple(v) if isinstance(v, list) else v for n, v in kept.items()}
@@ -188,6 +195,8 @@ def _restore_optimizer(weights: StageWeights, entries: Mapping[str, torch.Tensor
         group.update(kept)
     if weights.scheduler is not None and "scheduler" in first:
         _check_kind("learning-rate schedule", first["schedule_class"], weights.scheduler)
+        mine, theirs = weights.scheduled, first.get("scheduled", {})
+        others |= {f"{n} {v}, not {mine.get(n)}" for n, v in theirs.items() if mine.get(n) != v}
         weights.scheduler.load_state_dict(_schedule(places))
     return others
 
@@ -233,7 +242,7 @@ def _facts_of(weights: StageWeights, updates: int) -> dict[str, object]:
     }
     if weights.scheduler is not None:
         facts["schedule_class"] = type(weights.scheduler).__name__
-        state = weights.scheduler.state_dict()
+        state, facts["scheduled"] = weights.scheduler.state_dict(), weights.scheduled
         facts["scheduler"] = {k: v for k, v in state.items() if isinstance(v, _KEPT)}
     return facts
 

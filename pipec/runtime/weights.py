@@ -110,6 +110,8 @@ class StageWeights:
         if scheduler and self.optimizer:
             rates = torch.optim.lr_scheduler.LRScheduler
             self.scheduler = self._made(scheduler, self.optimizer, rates)
+        began = self.scheduler.state_dict() if self.scheduler else {}
+        self.scheduled = {n: v for n, v in began.items() if isinstance(v, int | float | str)}
 
     def _made(self, make: Callable[[Any], object], of: object, kind: type[_M]) -> _M:
         """What a user's function makes, which must be of this kind."""

@@ -1,10 +1,12 @@
 """A run that is interrupted and continued ends with the bits of one that was not."""
 
+import copy
 import re
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -504,21 +506,52 @@ def test_settings_of_the_optimizer_that_do_not_count_are_told(tmp_path: Path) ->
     case, told = CASES["mlp"], list[str]()
     plan = staged(case, seeded(case), 2)
 
-    def run(lr: float, *, cosine: bool = False) -> LocalPipeline:
+    def run(lr: float, *, cosine: bool = False, end: int = 9) -> LocalPipeline:
         order, batch = scheduled(plan, "1f1b", 8), batches(case, plan.graph)
-        rates = (lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 9)) if cosine else None
+        rates = (lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, end)) if cosine else None
         settings = Settings(lambda p: torch.optim.SGD(p, lr=lr), rates)
         return LocalPipeline(plan, batch, settings, schedule=order)
 
-    said_so = "the optimizer's settings are the checkpoint's: lr 0.1, not 0.0"
-    for cosine, want in ((False, [said_so]), (True, [])):
+    said_so = "the optimizer's settings are the checkpoint's: {} 0.1, not 0.0"
+    for cosine, name in ((False, "lr"), (True, "initial_lr")):
         first, folder = run(0.1, cosine=cosine), tmp_path / str(cosine)
         train(first, 2, checkpoints=Checkpoints(folder, first.executors))
-        for lr, said in ((0.1, []), (0.0, want)):
+        for lr, said in ((0.1, []), (0.0, [said_so.format(name)])):
             told.clear()
             again = run(lr, cosine=cosine)
             Checkpoints(folder, again.executors, tell=told.append).resume()
             assert told == said
+    again = run(0.1, cosine=True, end=20)
+    Checkpoints(tmp_path / "True", again.executors, tell=told.append).resume()
+    assert told[-1] == "the optimizer's settings are the checkpoint's: T_max 9, not 20"
+
+
+def test_what_a_run_that_goes_on_is_told_anew_is_said(tmp_path: Path) -> None:
+    case, told = CASES["dropout"], list[str]()
+    module = seeded(case)
+    other = copy.deepcopy(module)
+    next(m for m in other.modules() if isinstance(m, nn.Dropout)).p = 0.9
+
+    def run(model: nn.Module, microbatches: int, **settings: Any) -> LocalPipeline:
+        plan = staged(case, model, 2)
+        order, batch = scheduled(plan, "1f1b", microbatches), batches(case, plan.graph)
+        return LocalPipeline(
+            plan, batch, Settings(lambda p: torch.optim.SGD(p, lr=0.1), **settings), schedule=order
+        )
+
+    first = run(module, 4, seed=1, clip=1.0)
+    train(first, 1, checkpoints=Checkpoints(tmp_path, first.executors))
+    for again, want in (
+        (run(module, 4, seed=1, clip=1.0), ""),
+        (run(module, 4, seed=2, clip=1.0), "the seed 2, not 1"),
+        (run(module, 4, seed=1), "the clipping norm None, not 1.0"),
+        (run(module, 8, seed=1, clip=1.0), "the microbatches of a round 8, not 4"),
+        (run(other, 4, seed=1, clip=1.0), "the numbers in the model"),
+    ):
+        told.clear()
+        Checkpoints(tmp_path, again.executors, tell=told.append).resume()
+        assert len(told) == bool(want)
+        assert not want or told[0].startswith(f"going on with what this run is told: {want}")
 
 
 def test_a_schedule_that_is_not_gone_on_with_is_told(tmp_path: Path) -> None:
