@@ -38,6 +38,7 @@ _SAME_NUMBERS = frozenset(
         "squeeze.dims", "expand.default", "clone.default", "_to_copy.default", "slice.Tensor",
         "select.int", "permute.default", "transpose.int", "t.default", "cat.default",
         "stack.default", "flatten.using_ints", "where.self", "contiguous.default",
+        "constant_pad_nd.default", "pad.default",
     )
 )  # fmt: skip
 """Ops that pass on numbers as they are (``where``: those that it chooses from)."""
@@ -146,9 +147,10 @@ def draw(
 ) -> dict[str, Tensor]:
     """Random inputs of the examples' shapes and dtypes.
 
-    Integers that pick rows are below the size of their table, others in the range of the example,
-    from zero to it where that is constant (any number, of 8 bits); booleans are fair coins where
-    the example is constant. An example that is not finite everywhere is taken as it is.
+    Integers that pick rows are below the size of their table, but for those of the example that are
+    not (targets that a loss ignores). Others are in the range of the example, from zero to it where
+    that is constant (any number, of 8 bits); booleans are fair coins where the example is constant.
+    An example that is not finite everywhere is taken as it is.
 
     Args:
         graph: The traced model, which tells what picks rows.
@@ -167,7 +169,8 @@ def _drawn(example: Tensor, kind: Floats, below: int | None, generator: torch.Ge
         return example.clone()
     if not dtype.is_floating_point:
         first, last = (0, below - 1) if below else _range(example)
-        return torch.randint(first, last + 1, shape, generator=generator).to(dtype)
+        numbers = torch.randint(first, last + 1, shape, generator=generator).to(dtype)
+        return torch.where((example < first) | (example > last), example, numbers)
     wide = example.detach().double()
     if not bool(wide.isfinite().all()):
         return example.clone()

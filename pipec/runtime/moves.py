@@ -179,10 +179,10 @@ class Moves:
         assert action.microbatch is not None
         m = action.microbatch
         runner = self._runner(action.stage, m)
-        moved, saved = runner.program.moved(action.channel), runner.saved[m]
+        moved, saved = runner.program.moved(action.channel), runner.saved.get(m, {})
         tensors, types = [saved.pop(name) for name in moved], tuple(moved.values())
         if not saved:
-            del runner.saved[m]
+            runner.saved.pop(m, None)
         message = self._messages.of(action)
         if not message.host:
             self._transport.send(message, pack(tensors, types))

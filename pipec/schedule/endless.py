@@ -83,7 +83,8 @@ def _reached(schedule: Schedule, end: int) -> np.ndarray:
     roomy = tuple(replace(c, depth=None) for c in schedule.channels)
     awaited = np.array(dependencies(schedule.replace(channels=roomy)).columns).T.tolist()
     done = [False] * len(schedule) + [True, False]  # nothing to wait for; a missing action
-    late = ((schedule.kind == _K.F) & (schedule.microbatch >= end)).tolist()
+    computes = np.isin(schedule.kind, COMPUTE)  # a B that reads nothing waits for no forward
+    late = (computes & (schedule.microbatch >= end)).tolist()
     at = schedule.device_ptr[:-1].tolist()
     moved = True
     while moved:

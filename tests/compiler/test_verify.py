@@ -199,6 +199,20 @@ def test_numbers_of_rows_span_their_table() -> None:
     assert table_sizes(found.graph) == {"ids": 48, "kinds": 7, "at": 3}
 
 
+def test_targets_that_a_loss_ignores_stay_where_they_are() -> None:
+    """Shifted and filled up as language models do."""
+
+    def loss(y: Tensor, target: Tensor) -> Tensor:
+        shifted = nn.functional.pad(target, (0, 1), value=-100)[..., 1:]
+        return nn.functional.cross_entropy(y.flatten(0, 1), shifted.flatten())
+
+    target = torch.tensor([[3, 4, 5, -100, -100, -100]])
+    found = from_module(nn.Linear(4, 9), torch.randn(1, 6, 4), (loss, target))
+    drawn = [draw(found.graph, found.example_inputs, seed)["target"] for seed in range(40)]
+    assert all(t[0, 3:].tolist() == [-100] * 3 for t in drawn)
+    assert {int(n) for t in drawn for n in t[0, :3]} == set(range(9))
+
+
 def test_a_model_that_takes_one_number_alone_gets_it() -> None:
     def of_seven(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if bool((inputs["n"] != 7).any()):

@@ -9,12 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import pipec
 from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.driver import default_passes, make_plan
 from pipec.compiler.reside import through_host
 from pipec.errors import GraphError, PlanError
 from pipec.frontends.trace import Loss, trace
-from pipec.graph.ir import Source
+from pipec.graph.ir import OutputKind, Source
 from pipec.plan.rules.verify import verify
 from pipec.runtime.executor import Settings
 from pipec.runtime.local import LocalPipeline
@@ -225,6 +226,41 @@ def test_a_stage_that_saves_nothing_trains_apart_from_its_forward() -> None:
     want_losses, want = accumulated(case, module, sgd, 1, 1)
     torch.testing.assert_close(losses, want_losses, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
+
+
+class Counted(Layers):
+    """A buffer of sums, whose update needs a stage behind the loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("sums", torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.c(torch.tanh(self.b(torch.tanh(self.a(x)))))
+        self.sums.add_(result.detach().sum(0))  # type: ignore[operator]
+        return result
+
+
+@pytest.mark.parametrize("saved", ["host", "direct"])
+def test_a_stage_behind_the_loss_goes_on_from_round_to_round(saved: str) -> None:
+    """Nothing makes its backward wait for a forward."""
+    torch.manual_seed(0)
+    module, x, target = Counted(), torch.randn(48, 8), torch.randint(3, (48,))
+    found = []
+    for rounds in (1, 3):
+        plan = pipec.compile(
+            module, x[:4], "4xcpu", loss=(F.cross_entropy, target[:4]), stages=2,
+            schedule=f"pipefb{{saved={saved}}}", microbatches=12 // rounds,
+        )  # fmt: skip
+        assert not any(o.kind is OutputKind.LOSS for o in plan.stages[1].graph.outputs)
+        with pipec.Pipeline(plan, optimizer=sgd) as pipeline:
+            for part in zip(x.chunk(rounds), target.chunk(rounds), strict=True):
+                pipeline.step(part)
+            pipeline.drain()
+            found.append(pipeline.state_dict() or {})
+    for name, want in module.state_dict().items():
+        assert torch.equal(found[0][name], found[1][name])
+        assert torch.equal(found[0][name], want) == (name == "mean")  # nobody reads it
 
 
 def test_a_sparse_gradient_is_refused() -> None:
