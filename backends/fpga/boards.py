@@ -33,7 +33,7 @@ SLACK = 8
 """Tokens that each end of a link holds; those in flight have room where they arrive."""
 
 
-def paced(beats: int, cycles: int, reads: int = 1, writes: int = 1) -> Runs:
+def paced(beats: int, cycles: int) -> Runs:
     """``beats`` firings, evenly over ``cycles`` (one per cycle if there are fewer).
 
     Example:
@@ -43,11 +43,11 @@ def paced(beats: int, cycles: int, reads: int = 1, writes: int = 1) -> Runs:
     """
     base, late = divmod(max(cycles, beats), beats)
     if not late:
-        return (Run(beats, base, reads, writes),)
+        return (Run(beats, base, 1, 1),)
     between = beats // late - 1
-    body = (Run(1, base + 1, reads, writes), *([Run(between, base, reads, writes)] * (between > 0)))
+    body = (Run(1, base + 1, 1, 1), Run(between, base, 1, 1))
     rest = beats - late * (between + 1)
-    return (Loop(late, body), *([Run(rest, base, reads, writes)] * (rest > 0)))
+    return cleaned((Loop(late, body), Run(rest, base, 1, 1)))
 
 
 def cycles_of_boards(designs: Sequence[StageDesign], links: Sequence[Link]) -> StageCycles:

@@ -9,7 +9,7 @@ if some choice of options does: a multiple-choice knapsack, in which `Demand.str
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -171,24 +171,12 @@ class Demand:
     """The groups of all units at one target, and which units miss it.
 
     Attributes:
-        units: Number of units.
         groups: In any order.
         late: Whether a unit has an engine that is busy longer than the target, [units].
     """
 
-    units: int
     groups: tuple[Group, ...]
     late: NDArray[np.bool_]
-
-    def on(self, room: Room) -> "Demand":
-        """Without ways of streaming for which a memory port is too slow."""
-        groups = [
-            dataclasses.replace(
-                g, options=(g.options[0], *(o for o in g.options[1:] if o.carried(room.period)))
-            )
-            for g in self.groups
-        ]
-        return dataclasses.replace(self, groups=tuple(groups))
 
     def part(self, units: NDArray[np.bool_]) -> "Demand":
         """Of some units only, [units]."""
@@ -211,9 +199,12 @@ class Demand:
         Returns:
             What the last choice that was tried lacked if none fits.
         """
-        demand = self.on(room)
-        found: T | Shortage = lacks
-        if not lacks.of_memory or all(len(g.options) == 1 for g in demand.groups):
+        groups = list[Group]()
+        for g in self.groups:  # without ways for which a memory port is too slow
+            ways = (o for o in g.options[1:] if o.carried(room.period))
+            groups.append(dataclasses.replace(g, options=(g.options[0], *ways)))
+        demand, found = dataclasses.replace(self, groups=tuple(groups)), cast("T | Shortage", lacks)
+        if not lacks.of_memory or all(len(g.options) == 1 for g in groups):
             return lacks
         low, high = -1, len(_PRICES)
         while high - low > 1:
@@ -320,7 +311,7 @@ class Demands:
     def __post_init__(self) -> None:
         self._built: dict[tuple[str, Folded], Built] = {}
         self._made: dict[int, Demand] = {}
-        self._options: dict[Engines, tuple[int, Option]] = {}
+        self._options: dict[Engines, Option] = {}
         self._blocks = blocks_of(self.network)
         self._dense = {y.name: y for y in self.network.layers if isinstance(y.nest, Mvu)}
         self._beside = bits_beside(self.network)
@@ -374,40 +365,34 @@ class Demands:
         for name, chip in chips.items():
             unit = self.unit_of.get(self._dense[name].node, 0)
             groups.append(Group(unit, name, (chip, *self._streamed(name, target))))
-        return Demand(self.units, tuple(groups), late)
+        return Demand(tuple(groups), late)
 
     def _engines(self, name: str, target: int, block: int) -> Engines:
         return built_at(self._dense[name], target, self.precision, block, self._built).engines
 
     def _streamed(self, name: str, target: int) -> list[Option]:
-        """The layer with streamed weights, where it meets the target so."""
-        found = []
-        for block in self._blocks[name]:
-            engines = self._engines(name, target, block)
-            if engines not in self._options:
-                self._options[engines] = self._option(name, engines, block)
-            busy, option = self._options[engines]
-            if busy <= target:
-                found.append(option)
-        return found
-
-    def _option(self, name: str, engines: Engines, block: int) -> tuple[int, Option]:
-        """The layer streaming its weights: the cycles of its busiest engine, what it takes.
+        """The layer with streamed weights, where it meets the target so.
 
         A block's results leave together and wait for their reader, and so long waits what goes
         around the layer.
         """
-        layer = self._dense[name]
-        assert isinstance(layer.nest, Mvu)
-        results = block * layer.channels * bits_of(layer.dtype or self.precision)
-        words = int(results + self._beside[name] * block / layer.nest.n) // _WORD
-        held = (Item(name, "fifo", _WORD, words),) if words else ()
-        option = Option(block, held=held, ported=True)
-        for engine in engines:
-            option.add(engine)
-            if isinstance(engine.nest, Load):
-                option.rates.append(beats(engine, busy_cycles(engines[-1])))
-        return max(busy_cycles(e) for e in engines), option
+        found, layer = list[Option](), self._dense[name]
+        for block in self._blocks[name]:
+            engines = self._engines(name, target, block)
+            if max(map(busy_cycles, engines)) > target:
+                continue
+            if engines not in self._options:
+                assert isinstance(layer.nest, Mvu)
+                results = block * layer.channels * bits_of(layer.dtype or self.precision)
+                words = int(results + self._beside[name] * block / layer.nest.n) // _WORD
+                held = (Item(name, "fifo", _WORD, words),) if words else ()
+                self._options[engines] = option = Option(block, held=held, ported=True)
+                for engine in engines:
+                    option.add(engine)
+                    if isinstance(engine.nest, Load):
+                        option.rates.append(beats(engine, busy_cycles(engines[-1])))
+            found.append(self._options[engines])
+        return found
 
 
 def bits_beside(network: Network) -> dict[str, int]:

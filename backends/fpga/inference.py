@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pipec.backends.fpga import audit
-from pipec.backends.fpga.csim.run import CSimulation, load_stages
+from pipec.backends.fpga.csim.run import load_stages
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.designs import designs_of, device_of, lowered, networks, types_of
 from pipec.backends.fpga.emit.link import Site
@@ -56,33 +56,6 @@ class Accuracy:
     max_relative_error: float
     mean_relative_error: float
     top1_agreement: float | None
-
-
-def measure(
-    stages: Sequence[CSimulation],
-    inputs: Sequence[Mapping[str, Tensor]],
-    want: Sequence[Mapping[str, Tensor]],
-) -> list[Accuracy]:
-    """Run every frame through the stages and compare what leaves them.
-
-    Args:
-        stages: In order.
-        inputs: The model's inputs by name, one set per frame.
-        want: Values in float32 by name, one set per frame.
-
-    Returns:
-        One item per floating-point value, in order of the stages.
-    """
-    found: dict[tuple[int, str], list[tuple[Tensor, Tensor]]] = {}
-    for frame, reference in zip(inputs, want, strict=True):
-        known = dict(frame)
-        for k, stage in enumerate(stages):
-            results = stage(known)
-            known |= results
-            for name, value in results.items():
-                if value.dtype.is_floating_point:
-                    found.setdefault((k, name), []).append((value, reference[name]))
-    return [_compared(k, name, pairs) for (k, name), pairs in found.items()]
 
 
 def _compared(stage: int, value: str, pairs: Sequence[tuple[Tensor, Tensor]]) -> Accuracy:
@@ -160,7 +133,10 @@ def emit_inference(plan: Plan, directory: Path) -> None:
     if types.narrow:
         keep(frames, directory)
     if types.narrow and has_compiler():
-        _measure(graphs, folders, frames)
+        for item in measure(graphs, folders, frames):
+            record = read_record(folders[item.stage])
+            record.setdefault("accuracy", []).append(dataclasses.asdict(item))
+            write_record(record, folders[item.stage])
 
 
 def _steps(design: StageDesign, graph: Graph) -> dict[str, float]:
@@ -199,20 +175,31 @@ def of_golden(design: StageDesign, golden: Golden, tolerance: float) -> float:
     return min(1.0, found)
 
 
-def _measure(
-    graphs: Sequence[Graph], folders: Sequence[Path], frames: Sequence[dict[str, Tensor]]
-) -> None:
-    """Run the frames through all stages; ``accuracy`` in every ``stage.json`` is what they lost."""
-    want = []
+def measure(
+    graphs: Sequence[Graph], folders: Sequence[Path], frames: Sequence[Mapping[str, Tensor]]
+) -> list[Accuracy]:
+    """Run every frame through the emitted stages and compare what leaves them.
+
+    Args:
+        graphs: The stages' compute graphs, in float32.
+        folders: Where they were written to.
+        frames: Sets of the model's inputs by name.
+
+    Returns:
+        One item per floating-point value, in order of the stages.
+    """
+    stages, found = load_stages(folders), dict[tuple[int, str], list[tuple[Tensor, Tensor]]]()
     for frame in frames:
-        found: dict[str, Tensor] = {}
-        for stage in golden_chain(graphs, frame):
-            found |= stage.outputs
-        want.append(found)
-    for item in measure(load_stages(folders), frames, want):
-        record = read_record(folders[item.stage])
-        record.setdefault("accuracy", []).append(dataclasses.asdict(item))
-        write_record(record, folders[item.stage])
+        want, known = dict[str, Tensor](), dict(frame)
+        for golden in golden_chain(graphs, frame):
+            want |= golden.outputs
+        for k, stage in enumerate(stages):
+            results = stage(known)
+            known |= results
+            for name, value in results.items():
+                if value.dtype.is_floating_point:
+                    found.setdefault((k, name), []).append((value, want[name]))
+    return [_compared(k, name, pairs) for (k, name), pairs in found.items()]
 
 
 def accuracy_of(folders: Sequence[Path]) -> list[Accuracy]:

@@ -11,7 +11,7 @@ furthest reach of every state is kept.
 import itertools
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 
@@ -95,51 +95,40 @@ class Chain:
         return None if found is None else (high, found)
 
     def at(self, step: int, order: Order, crossing: Numbers) -> Cut | None:
-        """A cut that keeps the target of a step; None if there is none."""
-        kinds = sorted({b.device.kind for b in self.boards})
-        reach = {kind: self._reach(step, kind, order) for kind in kinds}
-        return self._walk(kinds, reach, list(crossing <= self.seconds(step)), order)
+        """A cut that keeps the target of a step; None if there is none.
 
-    def _end(
-        self, position: int, start: int, furthest: int, allowed: Sequence[NDArray[np.bool_]]
-    ) -> int:
+        A dynamic program over how many boards of each kind are used, if that fits their order.
+        """
+        kinds = sorted({b.device.kind for b in self.boards})
+        reach = [self._reach(step, kind, order) for kind in kinds]
+        of_kind = [[k for k, b in enumerate(self.boards) if b.device.kind == x] for x in kinds]
+        best: dict[tuple[int, ...], tuple[int, tuple[int, ...], tuple[int, ...]]] = {
+            (0,) * len(kinds): (0, (), ())
+        }
+        for counts in itertools.product(*(range(len(own) + 1) for own in of_kind)):
+            for k, own in enumerate(of_kind):
+                before = (*counts[:k], counts[k] - 1, *counts[k + 1 :])
+                if before not in best:
+                    continue
+                start, ends, boards = best[before]
+                board = own[counts[k] - 1]
+                if not self.free and board != len(ends):
+                    continue
+                end = self._end(len(ends), start, reach[k](start), crossing <= self.seconds(step))
+                if end > best.get(counts, (-1, (), ()))[0] and end > 0:
+                    best[counts] = (end, (*ends, end), (*boards, board))
+        found = best.get(tuple(map(len, of_kind)))
+        return None if found is None else Cut(found[2], found[1], order)
+
+    def _end(self, position: int, start: int, furthest: int, allowed: NDArray[np.bool_]) -> int:
         """Where the board at a place in the chain ends; -1 if it cannot."""
         left = len(self.boards) - 1 - position
         if left == 0:
             return furthest if furthest == self.demands.units else -1
         end = min(furthest, self.demands.units - left)
-        while end > start and not allowed[position][end - 1]:
+        while end > start and not allowed[position, end - 1]:
             end -= 1
         return end if end > start else -1
-
-    def _walk(
-        self,
-        kinds: Sequence[str],
-        reach: Mapping[str, Reach],
-        allowed: Sequence[NDArray[np.bool_]],
-        order: Order,
-    ) -> Cut | None:
-        """Dynamic program over how many boards of each kind are used, if that fits their order."""
-        of_kind = [
-            [k for k, b in enumerate(self.boards) if b.device.kind == kind] for kind in kinds
-        ]
-        best: dict[tuple[int, ...], tuple[int, tuple[int, ...], tuple[int, ...]]] = {
-            (0,) * len(kinds): (0, (), ())
-        }
-        for counts in itertools.product(*(range(len(found) + 1) for found in of_kind)):
-            for k, kind in enumerate(kinds):
-                before = (*counts[:k], counts[k] - 1, *counts[k + 1 :])
-                if before not in best:
-                    continue
-                start, ends, boards = best[before]
-                board = of_kind[k][counts[k] - 1]
-                if not self.free and board != len(ends):
-                    continue
-                end = self._end(len(ends), start, reach[kind](start), allowed)
-                if end > best.get(counts, (-1, (), ()))[0] and end > 0:
-                    best[counts] = (end, (*ends, end), (*boards, board))
-        found = best.get(tuple(len(f) for f in of_kind))
-        return None if found is None else Cut(found[2], found[1], order)
 
     def _reach(self, step: int, kind: str, order: Order) -> Reach:
         """How far a board of one kind reaches at one target."""

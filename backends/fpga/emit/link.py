@@ -113,11 +113,6 @@ class Side:
     beats: tuple[Stream, ...]
 
     @property
-    def ports(self) -> tuple[str, ...]:
-        """At least one."""
-        return self.packets.ports
-
-    @property
     def mux(self) -> Shared | None:
         """The same kernel where a link that drops nothing needs it (`links.in_packets`)."""
         return self.packets if in_packets([*map(Frame.of, self.beats)]) else None
@@ -234,7 +229,7 @@ def _streams(
     """The streams of a side, through a kernel or without, to where a link receives and sends."""
     (rx, tx), top = ends, top_name(design)
     if packets is None:
-        own = pin(top, side.ports[0])
+        own = pin(top, side.packets.ports[0])
         return [(rx, own)] if side.way == "rx" else [(own, tx)]
     pairs = [(pin(top, port), pin(packets.name, port)) for port in packets.ports]
     if side.way == "rx":

@@ -6,9 +6,7 @@ their own C++ and joins their streams as the file says (``hls/sim/board.h``).
 """
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 
-from pipec.backends.fpga.cpp import identifier
 from pipec.backends.fpga.csim.build import (
     BOUNDED,
     FLAGS,
@@ -31,9 +29,8 @@ from pipec.backends.fpga.emit.link import (
     memory_port,
     sides,
 )
-from pipec.backends.fpga.emit.source import accepted, arguments, facts, top_name
+from pipec.backends.fpga.emit.source import arguments, facts, top_name
 from pipec.backends.fpga.emit.tables import off_chip, on_chip, pointers
-from pipec.backends.fpga.engines.base import Engine
 
 SHIPPED = (
     "host/host.h", "sim/board.h", "sim/wire.h", "sim/hls_stream.h", "sim/xrt/xrt_bo.h",
@@ -58,27 +55,23 @@ def host_files(
         own: Values of outputs to what is accepted of them, where that is less.
     """
     known = {**facts(design), "used": used, "movers": found.movers}
+    bundles = {p.name: memory_port(p.bundle) for p in pointers(design)}
+    pins = {top_name(design): [bundles.get(name, name) for _, name in arguments(design)]}
+    pins |= {one.name: [memory_port(GMEM), one.stream, "frames"] for one in found.movers}
+    pins |= {side.packets.name: [*side.packets.pins, "frames"] for side in used}
     host_cpp = filled(
         "host.cpp",
         **known,
         tolerance=tolerance,
-        accepted=partial(accepted, own),
+        own=own,
         places={name: k for k, (_, name) in enumerate(arguments(design))},
         moved={one.port: one.name for one in found.movers},
     )
     return {
         "host/host.cpp": host_cpp,
-        "sim/kernels.cpp": filled("kernels.cpp", **known, kernels=_pins(design, found, used)),
+        "sim/kernels.cpp": filled("kernels.cpp", **known, kernels=pins),
         **{name: own_header(name) for name in SHIPPED},
     }
-
-
-def _pins(design: StageDesign, found: Around, used: Sequence[Side]) -> dict[str, list[str]]:
-    """Every kernel of the board, and the pins of its arguments."""
-    bundles = {p.name: memory_port(p.bundle) for p in pointers(design)}
-    pins = {top_name(design): [bundles.get(name, name) for _, name in arguments(design)]}
-    pins |= {one.name: [memory_port(GMEM), one.stream, "frames"] for one in found.movers}
-    return pins | {side.packets.name: [*side.packets.pins, "frames"] for side in used}
 
 
 FLOORPLAN = "floorplan.xdc"
@@ -90,13 +83,7 @@ def floorplan_xdc(design: StageDesign) -> str:
     HLS calls the instance of ``mvu_a<cfg::conv1_mvu>`` ``mvu_a_conv1_mvu_U0``; an engine that lies
     in several regions is left to the placer, as are the FIFOs.
     """
-    return filled(FLOORPLAN, **facts(design), plan=design.floorplan, cells=cells)
-
-
-def cells(engine: Engine) -> str:
-    """The Tcl expression for the instance of an engine."""
-    name = f"{engine.nest.unit(engine).function}_{identifier(engine.name)}"
-    return f"[get_cells -quiet -hierarchical -regexp {{.*/{name}(_s)?_U[0-9]+}}]"
+    return filled(FLOORPLAN, **facts(design), plan=design.floorplan)
 
 
 VENDOR = ("hls_config.cfg", "run_hls.tcl")
@@ -122,7 +109,12 @@ def scripts(
     used = sides(design, found)
     muxes = [side.packets for side in used if platform or side.mux is not None]
     beside = [*found.movers, *muxes]
-    texts = _board(design, found, site)
+    texts = dict[str, str]()
+    if site.alone and platform:
+        texts["link.cfg"] = link_cfg(design, found)
+        texts["link_udp.cfg"] = link_cfg(design, found, udp=True)
+    elif site.alone:
+        texts["block_design.tcl"] = block_design(design, found)
     if design.floorplan.regions:
         texts[FLOORPLAN] = floorplan_xdc(design)
     if hosted:
@@ -137,16 +129,6 @@ def scripts(
         **files_beside(design, beside, platform=platform),
         "README.md": readme(design, tolerance, site, shares=bool(muxes)),
     }
-
-
-def _board(design: StageDesign, found: Around, site: Site) -> dict[str, str]:
-    """The files that join a kernel that stands alone on its board to what is around it."""
-    if not site.alone:
-        return {}
-    if not site.platform:
-        return {"block_design.tcl": block_design(design, found)}
-    udp = link_cfg(design, found, udp=True)
-    return {"link.cfg": link_cfg(design, found), "link_udp.cfg": udp}
 
 
 def makefile(design: StageDesign, beside: Sequence[Beside], *, hosted: bool) -> str:

@@ -1,17 +1,15 @@
 """The kernel: ``types.h`` (configurations), ``stage_top.h``, ``stage_top.cpp``; its test bench."""
 
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Mapping
 from typing import Any
 
-from pipec.backends.fpga.cpp import comment, cpp_type, identifier
+from pipec.backends.fpga.cpp import comment, identifier
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.emit.headers import filled, own_header
 from pipec.backends.fpga.emit.tables import BURST, on_chip, pointers, table_name
 from pipec.backends.fpga.engines.base import Engine
-from pipec.backends.fpga.wire import Wire, ports_of, stream_type
+from pipec.backends.fpga.wire import ports_of, stream_type
 from pipec.errors import BackendError
 
 _INCLUDED = re.compile(r'^#include "(?!hls_|ap_)(\w+\.h)"', re.MULTILINE)
@@ -65,33 +63,6 @@ def facts(design: StageDesign) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True)
-class Struct:
-    """A configuration struct of namespace ``cfg``.
-
-    Attributes:
-        name: Its name.
-        about: Comment above it.
-        element: C++ type ``T``.
-        constants: Integer (or bool) constants in order.
-        functions: Bodies of static member functions by signature.
-    """
-
-    name: str
-    about: str
-    element: str
-    constants: Mapping[str, int]
-    functions: Mapping[str, Iterable[str]]
-
-
-def struct_of(engine: Engine) -> Struct:
-    """The configuration struct of an engine."""
-    unit, name = engine.nest.unit(engine), engine.name
-    about = f"{name}: {engine.origin}" if engine.origin else name
-    constants = {**unit.constants, "II": engine.ii, "DEPTH": engine.depth}
-    return Struct(identifier(name), about, cpp_type(engine.dtype), constants, unit.functions)
-
-
 def call_of(engine: Engine, memory: str | None = None) -> str:
     """The call of an engine, as a task of the dataflow.
 
@@ -118,20 +89,6 @@ def _table(engine: Engine, role: str) -> str:
     return f"table::{table_name(engine, role)}"
 
 
-def types_h(design: StageDesign) -> str:
-    """Every constant of the stage: one configuration struct per engine and port."""
-    known = facts(design)
-    structs = [*map(_port_struct, known["ports"]), *map(struct_of, design.engines)]
-    return filled("types.h", **known, headers=headers(design), structs=structs)
-
-
-def _port_struct(p: Wire) -> Struct:
-    order = ",".join(map(str, p.port.order))
-    about = f"{p.port.value}: {p.port.dtype}{list(p.port.shape)}, axes in the order {order}"
-    constants = {"LANES": p.stream.lanes, "TOKENS": p.stream.tokens, "II": 1, "DEPTH": 1}
-    return Struct(p.name, about, cpp_type(p.stream.dtype), constants, {})
-
-
 def stage_top_cpp(design: StageDesign) -> str:
     """The kernel: tables, the dataflow of engines, the top function."""
     memory = {p.port.engine: p.name for p in pointers(design) if p.port is not None}
@@ -145,12 +102,10 @@ def stage_top_cpp(design: StageDesign) -> str:
     )
 
 
-def tb_stage_cpp(
-    design: StageDesign, *, frames: int, tolerance: float, own: Mapping[str, float]
-) -> str:
+def tb_stage_cpp(design: StageDesign, *, tolerance: float, own: Mapping[str, float]) -> str:
     """The test bench of a stage.
 
-    Run as ``tb [stage directory [frames]]`` it plays the golden frames (over and over, if more
+    Run as ``tb [stage directory [frames]]`` it plays the golden frame (over and over, if more
     are asked for) and compares; as ``tb <stage directory> <data directory> <frames>`` it reads
     inputs from and writes outputs to the data directory, one frame at a time: its files may be
     pipes, so that the test benches of all stages run at once. Two further arguments are the number
@@ -159,16 +114,14 @@ def tb_stage_cpp(
 
     Args:
         design: The stage.
-        frames: Frames of golden data.
         tolerance: Largest error relative to the largest magnitude of an output.
         own: Values of outputs to what is accepted of them, where that is less.
     """
     return filled(
         "tb_stage.cpp",
         **facts(design),
-        frames=frames,
         tolerance=tolerance,
-        accepted=partial(accepted, own),
+        own=own,
         call=_call(design),
     )
 
@@ -182,9 +135,3 @@ def _call(design: StageDesign) -> list[str]:
         shared = p.port.group if p.port and p.mover and not p.crosses else p.name
         known[p.name] = f"{buffers.setdefault(shared, p.name)}.data()"
     return [known.get(name, name) for _, name in arguments(design)]
-
-
-def accepted(own: Mapping[str, float], port: Wire) -> str:
-    """The tolerance of an output in C++, which is less where it has one of its own."""
-    value = port.port.value
-    return f"std::fmin(TOLERANCE, {own[value]!r})" if value in own else "TOLERANCE"

@@ -30,7 +30,6 @@ from pipec.backends.fpga.emit.source import (
     headers,
     stage_top_cpp,
     tb_stage_cpp,
-    types_h,
 )
 from pipec.backends.fpga.emit.tables import off_chip, on_chip, stored, table_name
 from pipec.backends.fpga.engines.parts import Weight
@@ -120,7 +119,10 @@ def write_stage(
     write_record(known, directory)
     write_tables(design, directory / "src/weights")
     if golden is not None:
-        _write_golden(design, golden, directory / "tb/golden")
+        (directory / "tb/golden").mkdir(parents=True, exist_ok=True)
+        for wire in wires_of(design):
+            values = golden.inputs if wire.is_input else golden.outputs
+            wire.tokens(values[wire.port.value]).tofile(directory / "tb/golden" / wire.file)
 
 
 def texts_of(
@@ -130,13 +132,14 @@ def texts_of(
     own: Mapping[str, float] | None = None,
 ) -> dict[str, str]:
     """Every text of a stage but ``stage.json``, by the path of its file; as `write_stage`."""
+    known, used = facts(design), headers(design)
     return {
-        "src/types.h": types_h(design),
-        "src/stage_top.h": filled("stage_top.h", **facts(design)),
+        "src/types.h": filled("types.h", **known, headers=used),
+        "src/stage_top.h": filled("stage_top.h", **known),
         "src/stage_top.cpp": stage_top_cpp(design),
-        "tb/tb_stage.cpp": tb_stage_cpp(design, frames=1, tolerance=tolerance, own=own or {}),
+        "tb/tb_stage.cpp": tb_stage_cpp(design, tolerance=tolerance, own=own or {}),
         **{f"tb/{name}": own_header(f"tb/{name}") for name in BENCH},
-        **{f"src/engines/{name}": own_header(f"engines/{name}") for name in headers(design)},
+        **{f"src/engines/{name}": own_header(f"engines/{name}") for name in used},
         **{f"csim/{name}": own_header(f"csim/{name}") for name in STAND_INS},
         **scripts(design, tolerance, site, own),
     }
@@ -153,10 +156,3 @@ def write_tables(design: StageDesign, directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     for name, weight in tables_of(design).items():
         stored(weight).tofile(directory / f"{name}.bin")
-
-
-def _write_golden(design: StageDesign, golden: Golden, directory: Path) -> None:
-    directory.mkdir(parents=True, exist_ok=True)
-    for wire in wires_of(design):
-        values = golden.inputs if wire.is_input else golden.outputs
-        wire.tokens(values[wire.port.value]).tofile(directory / wire.file)

@@ -44,11 +44,6 @@ class OnChip:
     first_beat: int
 
     @property
-    def element(self) -> str:
-        """C++ type of an element."""
-        return cpp_type(self.weight.dtype)
-
-    @property
     def beats(self) -> int:
         """Beats that it takes in memory."""
         return beats_of(self.weight)

@@ -112,13 +112,13 @@ class Reduce(Nest):
         if self.table:
             table = "rescale" if exact and self.op == "sum" else "scale"
             return Unit("reduce", constants, functions, tables=(table,))
-        if not exact:
-            argument = (
-                "engine::unscaled()" if self.scale == 1 else literal(self.scale, engine.dtype)
-            )
-            if fixed_point(engine.dtype) is not None and self.scale != 1:
-                whole, shift = factor(self.scale, self._bits(engine.dtype))
-                argument = f"engine::ratio<{whole}, {shift}>()"
+        if not exact and self.scale == 1:
+            argument = "engine::unscaled()"
+        elif not exact and (form := fixed_point(engine.dtype)) is not None:
+            taken = form[0] - 1 + (self.window * self.kp - 1).bit_length()  # bits of a sum
+            argument = "engine::ratio<{}, {}>()".format(*factor(self.scale, taken))
+        elif not exact:
+            argument = literal(self.scale, engine.dtype)
         elif self.op != "sum":
             argument = "engine::steps()"
         else:
@@ -126,11 +126,6 @@ class Reduce(Nest):
             functions["rescale by()"] = ["rescale found(0);", *by]
             argument = f"cfg::{identifier(engine.name)}::by()"
         return Unit("reduce", constants, functions, arguments=(argument,))
-
-    def _bits(self, dtype: str) -> int:
-        """Bits of a sum of fixed-point numbers."""
-        width, _ = fixed_point(dtype) or (0, 0)
-        return width - 1 + (self.window * self.kp - 1).bit_length()
 
     def compute(self, layer: Layer, reads: Sequence[Tensor], table: Tables) -> Tensor:
         window = layer.window

@@ -11,7 +11,6 @@ from pipec.autodiff.recompute import is_random
 from pipec.backends.fpga.engines.parts import Array, Table
 from pipec.errors import BackendError
 from pipec.graph.ir import Graph, tensors
-from pipec.graph.tensor_type import has_data
 from pipec.graph.torch_private import FakeTensor
 
 
@@ -37,11 +36,6 @@ class Constants:
             ):
                 names = [s for n in node.all_input_nodes for s in self._sources[n]]
                 self._sources[node] = tuple(dict.fromkeys(names))
-
-    @property
-    def has_data(self) -> bool:
-        """Whether the weights have numbers."""
-        return all(has_data(weight) for weight in self._weights.values())
 
     def __contains__(self, node: object) -> bool:
         return node in self._sources

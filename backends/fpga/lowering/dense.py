@@ -29,12 +29,12 @@ from pipec.backends.fpga.lowering.network import (
     Builder,
     UnsupportedError,
     Value,
-    argument,
     integers,
     lowers,
 )
 from pipec.backends.fpga.lowering.view import View, indices, merged
 from pipec.backends.fpga.numbers import bits_of
+from pipec.graph.arguments import given
 
 
 def constant(b: Builder, node: object, what: str) -> fx.Node:
@@ -209,7 +209,7 @@ def _depthwise(
 @lowers("aten.linear.default")
 def linear(b: Builder, node: fx.Node) -> Value:
     """``linear(x, weight[out, in], bias)``."""
-    return dense(b, node, node.args[0], node.args[1], argument(node, 2, "bias"), transposed=False)
+    return dense(b, node, node.args[0], node.args[1], given(node)["bias"], transposed=False)
 
 
 @lowers("aten.addmm.default")

@@ -6,7 +6,6 @@ A choice by a comparison, ``where(a > b, x, y)``, is one layer.
 import dataclasses
 import math
 from collections.abc import Callable
-from functools import partial
 from itertools import groupby
 from typing import cast
 
@@ -25,14 +24,13 @@ from pipec.backends.fpga.engines.where import OPERATORS, Where
 from pipec.backends.fpga.lowering.constants import shape_of
 from pipec.backends.fpga.lowering.network import (
     Builder,
-    Composite,
     UnsupportedError,
     Value,
-    argument,
     lowers,
 )
-from pipec.backends.fpga.lowering.view import View, merged, strides_of
-from pipec.graph.ir import Graph, OutputKind, op_name
+from pipec.backends.fpga.lowering.view import View, indices, merged, strides_of
+from pipec.graph.arguments import given
+from pipec.graph.ir import OutputKind, op_name
 
 _UNARY = {f"aten.{op}.default": op for op in UNARY} | {"aten.gelu.default": "gelu"}
 _BINARY = {
@@ -44,46 +42,40 @@ _BINARY = {
 }  # fmt: skip
 _SWAPPED = {"sub": "rsub", "rsub": "sub", "div": "rdiv", "pow": "rpow"}
 """What an op is with its operands the other way round, if not itself."""
-_CLAMPS = {
-    "aten.clamp.default": (None, None),
-    "aten.hardtanh.default": (-1.0, 1.0),
-}
-"""Limits where none are given."""
 _WITH_NUMBERS = (
-    "aten.leaky_relu.default", "aten.elu.default", "aten.softplus.default",
+    "aten.leaky_relu.default", "aten.elu.default", "aten.softplus.default", "aten.clamp.default",
+    "aten.hardtanh.default",
 )  # fmt: skip
 
 
-@lowers(*_UNARY, *_CLAMPS, *_WITH_NUMBERS)
+@lowers(*_UNARY, *_WITH_NUMBERS)
 def unary(b: Builder, node: fx.Node) -> Value:
     """An op of one stream, and of numbers."""
     return chain(b, node, node.args[0], _steps(node))
 
 
 def _steps(node: fx.Node) -> list[MapStep]:
-    op = str(node.target)
-    match op.split(".")[1]:
-        case "gelu" if argument(node, 1, "approximate", "none") == "tanh":
+    told = given(node)
+    match str(node.target).split(".")[1]:
+        case "gelu" if told["approximate"] == "tanh":
             return [MapStep("gelu_tanh")]
         case "leaky_relu":
-            return [_scalar("leaky_relu", argument(node, 1, "negative_slope", 0.01))]
+            return [_scalar("leaky_relu", told["negative_slope"])]
         case "elu":
-            if any(
-                argument(node, k, name, 1) != 1 for k, name in ((2, "scale"), (3, "input_scale"))
-            ):
+            if (told["scale"], told["input_scale"]) != (1, 1):
                 raise UnsupportedError("elu with scales")
-            return [_scalar("elu", argument(node, 1, "alpha", 1.0))]
+            return [_scalar("elu", told["alpha"])]
+        case "clamp" | "hardtanh":
+            _, *limits = told.values()
+            steps = zip(("max", "min"), limits, strict=True)
+            return [_scalar(step, value) for step, value in steps if value is not None]
         case "softplus":
-            if (argument(node, 1, "beta", 1), argument(node, 2, "threshold", 20)) != (1, 20):
+            if (told["beta"], told["threshold"]) != (1, 20):
                 raise UnsupportedError(
                     "softplus with another beta than 1 or another threshold than 20"
                 )
             return [MapStep("softplus")]
-    if op in _CLAMPS:
-        low, high = _CLAMPS[op]
-        limits = ("max", argument(node, 1, "min", low)), ("min", argument(node, 2, "max", high))
-        return [_scalar(step, value) for step, value in limits if value is not None]
-    return [MapStep(_UNARY[op])]
+    return [MapStep(_UNARY[str(node.target)])]
 
 
 def _scalar(op: str, value: object) -> MapStep:
@@ -153,14 +145,11 @@ def operand(b: Builder, view: View, value: Value, node: fx.Node) -> tuple[Table,
     if value.channels % elements and elements % value.channels:
         raise UnsupportedError("a constant whose period does not fall together with rows")
     strides = strides_of(small)
+    atoms = [(n, strides[axis] * step if small[axis] > 1 else 0) for axis, n, step in used]
 
     def values() -> Array:
         """The constant as ``[period][channels]``."""
-        index = np.zeros(1, dtype=np.int64)
-        for axis, size, step in used:
-            stride = strides[axis] * step if small[axis] > 1 else 0
-            index = (index[:, None] + np.arange(size) * stride).reshape(-1)
-        flat = b.constants.value(node).reshape(-1)[index]
+        flat = b.constants.value(node).reshape(-1)[indices(atoms)]
         return np.resize(flat, (period, value.channels))
 
     return Table(values, b.constants.sources(node)), period
@@ -178,11 +167,8 @@ def affine(b: Builder, node: fx.Node, x: object, scale: Table | None, shift: Tab
         if before.clamp == UNCLAMPED and math.prod(lead) == value.channels:
             b.layers[before.name] = _folded(before, lead, scale, shift)
             return value.reshape(shape_of(node))
-    elif before is not None and _extends(before, value):
-        steps = composed(before.steps, scale, shift)
-        if b.precision != "int8" or may_join(before.steps, steps):
-            b.layers[before.name] = dataclasses.replace(before, steps=steps)
-            return value.reshape(shape_of(node))
+    elif before is not None and _joins(b, before, value, composed(before.steps, scale, shift)):
+        return value.reshape(shape_of(node))
     return chain(b, node, x, list(composed((), scale, shift)))
 
 
@@ -231,9 +217,13 @@ def _row_table(step: MapStep, op: str) -> bool:
     return step.op == op and step.operand == "table" and step.period == 1
 
 
-def _extends(before: Layer, value: Value) -> bool:
-    """Whether steps on a value may join the layer that writes it."""
-    return isinstance(before.nest, Map) and before.channels == value.channels
+def _joins(b: Builder, before: Layer, value: Value, steps: tuple[MapStep, ...]) -> bool:
+    """Whether the layer that writes a value may do other steps than its own; it does then."""
+    may = isinstance(before.nest, Map) and before.channels == value.channels
+    if may and (b.precision != "int8" or may_join(before.steps, steps)):
+        b.layers[before.name] = dataclasses.replace(before, steps=steps)
+        return True
+    return False
 
 
 def chain(b: Builder, node: fx.Node, x: object, steps: list[MapStep]) -> Value:
@@ -247,12 +237,9 @@ def chain(b: Builder, node: fx.Node, x: object, steps: list[MapStep]) -> Value:
         nest = dataclasses.replace(before.nest, scale=before.nest.scale * steps[0].value)
         b.layers[before.name] = dataclasses.replace(before, nest=nest)
         return value.reshape(shape_of(node))
-    if before is not None and _extends(before, value):
-        joined = (*before.steps, *steps)
-        if b.precision != "int8" or may_join(before.steps, joined):
-            b.layers[before.name] = dataclasses.replace(before, steps=joined)
-            return value.reshape(shape_of(node))
-    elif b.precision == "int8" and (products := _products(b, before)):
+    if before is not None and _joins(b, before, value, (*before.steps, *steps)):
+        return value.reshape(shape_of(node))
+    if b.precision == "int8" and (products := _products(b, before)):
         limits = clamp_of(steps)
         if limits is not None:
             for one in products:
@@ -312,57 +299,33 @@ def broadcast(b: Builder, node: fx.Node, big: Value, small: Value) -> Value:
     missing = [list(run) for present, run in runs if not present]
     for run in reversed(missing):  # the innermost first: what is outside is small as yet
         times = math.prod(pieces[k][1] for k in run)
-        small = _repeated(b, node, small, (sizes[: run[0]], times, sizes[run[-1] + 1 :]), big)
+        outer, inner = (math.prod(part) for part in (sizes[: run[0]], sizes[run[-1] + 1 :]))
+        channels = math.gcd(inner, small.channels, big.channels)
+        flat, nest = View.of((outer * times * inner,), (0,)), Repeat(outer, inner, times)
+        small = b.put(nest, node, (small.use(channels),), flat, channels, suffix="_repeat")
         for k in run:
             sizes[k] = pieces[k][1]
     return dataclasses.replace(small, view=big.view)
 
 
-def _repeated(
-    b: Builder, node: fx.Node, value: Value, loops: tuple[list[int], int, list[int]], big: Value
-) -> Value:
-    """A value repeated along one run of axes, between the axes outside of it and inside."""
-    before, times, behind = loops
-    outer, inner = math.prod(before), math.prod(behind)
-    channels = math.gcd(inner, value.channels, big.channels)
-    view = View.of((outer * times * inner,), (0,))
-    nest = Repeat(outer, inner, times)
-    found = b.put(nest, node, (value.use(channels),), view, channels, suffix="_repeat")
-    return dataclasses.replace(found, view=value.view)
-
-
 _ISNAN = "aten.isnan.default"
 _TESTS = {f"aten.{op}.{form}": op for op in OPERATORS for form in ("Scalar", "Tensor")}
 _TESTS[_ISNAN] = "ne"  # it is unlike itself
-_CHOICES = {
-    f"aten.where.{form}": (0, 1, 2) for form in ("self", "Scalar", "ScalarSelf", "ScalarOther")
-}
-_CHOICES |= {f"aten.masked_fill.{form}": (1, 2, 0) for form in ("Scalar", "Tensor")}
-"""Where the condition stands among the arguments, what is chosen if it holds, what if not."""
 
 
-def choices(graph: Graph) -> dict[fx.Node, Composite]:
-    """Every choice by a comparison that nothing else reads."""
-    return {
-        n: Composite(frozenset([t]), partial(_lower, n, t)) for n in graph.calls if (t := _test(n))
-    }
+@lowers(*_TESTS)
+def comparison(b: Builder, node: fx.Node) -> tuple[()]:
+    """No engine by itself: what chooses by it compares (`choice`)."""
+    return ()
 
 
-def _test(node: fx.Node) -> fx.Node | None:
-    """The comparison by which a node chooses."""
-    if op_name(node) not in _CHOICES:
-        return None
-    test = node.args[_CHOICES[op_name(node)][0]]
-    if not isinstance(test, fx.Node) or op_name(test) not in _TESTS:
-        return None
-    alone = all(op_name(n) in _CHOICES and n.args.count(test) == 1 for n in test.users)
-    return test if alone else None
-
-
-def _lower(node: fx.Node, test: fx.Node, b: Builder) -> Value:
+@lowers("aten.where.self")
+def choice(b: Builder, node: fx.Node) -> Value:
     """One layer of the streams among both sides of the comparison and both choices."""
+    test, *chosen = node.args
+    if not isinstance(test, fx.Node) or op_name(test) not in _TESTS:
+        raise UnsupportedError("a choice by something else than a comparison")
     trains = b.graph.outputs_of(OutputKind.LOSS, OutputKind.GRADIENT, OutputKind.WEIGHT_GRADIENT)
-    chosen = [node.args[k] for k in _CHOICES[op_name(node)][1:]]
     sides = test.args[:2]
     if op_name(test) == _ISNAN:
         sides = (test.args[0], test.args[0])

@@ -22,8 +22,9 @@ from torch import fx
 from pipec.backends.fpga.engines.perm import Perm
 from pipec.backends.fpga.engines.route import Repeat
 from pipec.backends.fpga.lowering.constants import shape_of
-from pipec.backends.fpga.lowering.network import Builder, UnsupportedError, Value, argument, lowers
+from pipec.backends.fpga.lowering.network import Builder, UnsupportedError, Value, lowers
 from pipec.backends.fpga.lowering.shapes import axis_alone, cut, embedding, joined, padded
+from pipec.graph.arguments import given
 
 _FEW_RUNS = 8
 """Runs up to which none is turned round, which takes an engine that holds it."""
@@ -156,10 +157,8 @@ def flip(b: Builder, node: fx.Node) -> Value:
 @lowers("aten.pad.default", "aten.constant_pad_nd.default")
 def pad(b: Builder, node: fx.Node) -> Value:
     """``pad(x, pad, mode, value)``: positions that are there already, or a number."""
-    if "constant" in str(node.target):
-        return padded(b, node, argument(node, 2, "value", 0))
-    if argument(node, 2, "mode", "constant") == "constant":
-        return padded(b, node, argument(node, 3, "value", 0))
+    if given(node).get("mode", "constant") == "constant":
+        return padded(b, node, given(node)["value"])
     return resized(b, node)
 
 

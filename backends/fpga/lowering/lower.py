@@ -18,7 +18,6 @@ from pipec.backends.fpga.lowering import (  # noqa: F401  (each registers its ha
     shapes,
 )
 from pipec.backends.fpga.lowering.constants import shape_of
-from pipec.backends.fpga.lowering.elementwise import choices
 from pipec.backends.fpga.lowering.maps import around
 from pipec.backends.fpga.lowering.network import (
     HANDLERS,
@@ -29,7 +28,7 @@ from pipec.backends.fpga.lowering.network import (
     UnsupportedError,
     Value,
 )
-from pipec.backends.fpga.lowering.types import OwnTypes, named_formats, typed
+from pipec.backends.fpga.lowering.types import OwnTypes, typed
 from pipec.backends.fpga.lowering.view import standard_order
 from pipec.backends.fpga.lowering.written import decomposed
 from pipec.backends.fpga.numbers import Int8
@@ -124,22 +123,15 @@ def _walk(b: Builder) -> list[str]:
     problems: list[str] = []
     tuples: dict[fx.Node, tuple[Value | None, ...]] = {}
     lost: set[fx.Node] = set()
-    composites = norms.find(b.graph) | choices(b.graph)
-    if b.precision == "int8":
-        composites |= named_formats(b.graph)
-    covered = {inner for one in composites.values() for inner in one.inner}
     for node in b.graph.calls:
         if node in b.constants:
             continue
         if any(n in lost for n in node.all_input_nodes):
             lost.add(node)
             continue
-        if node in covered:
-            continue
         found: Value | tuple[Value | None, ...]
         try:
-            whole = composites.get(node)
-            found = _node(b, node, tuples) if whole is None else whole.lower(b)
+            found = _node(b, node, tuples)
         except UnsupportedError as error:
             lost.add(node)
             hint = f" ({error.hint})" if error.hint else ""

@@ -174,21 +174,14 @@ def around(b: Builder, node: fx.Node, value: Value) -> Value:
     shape = (*four[:2], *out)
     copy = Reduce(math.prod(shape), 1, 1, op="sum")
     found = put_maps(b, node, copy, maps, shape, suffix="_border", window=window)
-    if padding.value:
-        found = _numbered(b, node, found, padding, pixels)
-    return found.reshape((*lead, *out))
-
-
-def _numbered(
-    b: Builder, node: fx.Node, value: Value, padding: Padding, pixels: tuple[int, ...]
-) -> Value:
-    """The number added to the zeros around the maps."""
-    h, w = value.view.shape[-2:]
+    if not padding.value:
+        return found.reshape((*lead, *out))
 
     def numbers() -> Array:
-        found = np.full((h, w, value.channels), padding.value)
-        found[padding.top : padding.top + pixels[0], padding.left : padding.left + pixels[1]] = 0
-        return found.reshape(-1, value.channels)
+        """The number around zeros."""
+        table = np.full((*out, found.channels), padding.value)
+        table[padding.top :, padding.left :][: pixels[0], : pixels[1]] = 0
+        return table.reshape(-1, found.channels)
 
-    step = MapStep("add", "table", table=Table(numbers), period=h * w)
-    return b.put_map(node, value, [step], suffix="_number")
+    step = MapStep("add", "table", table=Table(numbers), period=math.prod(out))
+    return b.put_map(node, found, [step], suffix="_number").reshape((*lead, *out))

@@ -346,19 +346,6 @@ def row_channels(shape: Sequence[int], order: Sequence[int]) -> int:
     return shape[order[-1]] if shape else 1
 
 
-@dataclass(frozen=True)
-class Composite:
-    """Several nodes that one engine computes, or none.
-
-    Attributes:
-        inner: The nodes before the last one, which need no engine of their own.
-        lower: Yields the value of the last one.
-    """
-
-    inner: frozenset[fx.Node]
-    lower: Callable[[Builder], Value]
-
-
 Handler = Callable[[Builder, fx.Node], Value | tuple[Value | None, ...]]
 """Lowers one node; returns its value, or one per item of a tuple result."""
 
@@ -377,13 +364,6 @@ def lowers(*ops: str) -> Callable[[H], H]:
         return handler
 
     return register
-
-
-def argument(node: fx.Node, position: int, name: str, default: object = None) -> object:
-    """An argument of a call by position or keyword."""
-    if len(node.args) > position:
-        return node.args[position]
-    return node.kwargs.get(name, default)
 
 
 def integers(value: object, count: int) -> tuple[int, ...]:

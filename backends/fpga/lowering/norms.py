@@ -6,27 +6,25 @@ Torch writes a local response normalisation as nine nodes::
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
-from torch import fx
+from torch import Tensor, fx
+from torch.nn import functional
 
 from pipec.backends.fpga.engines.norm import Norm
 from pipec.backends.fpga.engines.parts import Table
 from pipec.backends.fpga.lowering.dense import constant
 from pipec.backends.fpga.lowering.network import (
     Builder,
-    Composite,
     UnsupportedError,
     Value,
-    argument,
     lowers,
 )
 from pipec.backends.fpga.lowering.view import indices
-from pipec.graph.ir import Graph
+from pipec.graph.arguments import given
 from pipec.graph.patterns import Match, Rule
-from pipec.graph.written import ancestors
 
 aten = torch.ops.aten
 
@@ -49,7 +47,7 @@ _OVER_AXIS = {
 def over_axis(b: Builder, node: fx.Node) -> Value:
     """``softmax(x, dim)``: a row op along one axis, brought innermost."""
     value = b.value(node.args[0])
-    axis = cast("int", argument(node, 1, "dim")) % max(len(value.view.shape), 1)
+    axis = given(node)["dim"] % max(len(value.view.shape), 1)
     value = b.innermost(node, value, (axis,))
     return rows_through(b, node, value, (axis,), op=_OVER_AXIS[str(node.target)])
 
@@ -58,17 +56,16 @@ def over_axis(b: Builder, node: fx.Node) -> Value:
 def layer_norm(b: Builder, node: fx.Node) -> Value:
     """``layer_norm(x, normalized_shape, weight, bias, eps)``; ``rms_norm`` has no bias."""
     rms = "rms_norm" in str(node.target)
-    eps = argument(node, 3 if rms else 4, "eps", None if rms else 1e-5)
+    told = given(node)
     value, count = b.value(node.args[0]), len(cast("list[int]", node.args[1]))
     axes = tuple(range(len(value.view.shape)))[-count:]
     value = b.innermost(node, value, axes)
-    roles = {2: "scale"} if rms else {2: "scale", 3: "shift"}
-    tables = {
-        role: element_table(b, node, value, axes, argument(node, place, "weight"))
-        for place, role in roles.items()
-    }
-    op, eps = "rms_norm" if rms else "layer_norm", 1.1920929e-07 if eps is None else float(str(eps))
-    return rows_through(b, node, value, axes, tables, op=op, eps=eps)
+    roles = (("scale", told["weight"]), ("shift", told.get("bias")))
+    tables = {role: element_table(b, node, value, axes, arg) for role, arg in roles}
+    op, eps = "rms_norm" if rms else "layer_norm", told["eps"]
+    return rows_through(
+        b, node, value, axes, tables, op=op, eps=1.1920929e-07 if eps is None else float(eps)
+    )
 
 
 def element_table(
@@ -106,15 +103,15 @@ def rows_through(
     return b.put(nest, node, uses, value.view, cin, tables=tables)
 
 
-def _response(more: Any, pad: Any, pool: Any) -> Rule:
+def _response(more: Any, pad: Any, pool: Any, back: Any) -> Rule:
     """How torch writes a local response normalisation, over maps with an axis more."""
 
     def response(
-        x: Any, shape: Any, pads: Any, value: Any, kernel: Any, stride: Any, alpha: Any, k: Any,
-        beta: Any,
+        x: Any, shape: Any, pads: Any, value: Any, kernel: Any, stride: Any, like: Any, alpha: Any,
+        k: Any, beta: Any,
     ) -> Any:  # fmt: skip
         wide = pool(pad(more(aten.mul.Tensor(x, x), shape), pads, value), kernel, stride)
-        mean = aten.squeeze.dim(wide, 1)
+        mean = back(aten.squeeze.dim(wide, 1), like)
         power = aten.pow.Tensor_Scalar(aten.add.Tensor(aten.mul.Tensor(mean, alpha), k), beta)
         return aten.div.Tensor(x, power)
 
@@ -132,10 +129,11 @@ def _over_channels(match: Match) -> bool:
 
 
 _RESPONSES = [
-    _response(more, pad, pool)
-    for more, pool in (
-        (aten.unsqueeze.default, aten.avg_pool2d.default),
-        (aten.reshape.default, aten.avg_pool3d.default),
+    _response(more, pad, pool, back)
+    for more, pool, back in (  # of rows, of maps, of more axes
+        (aten.unsqueeze.default, aten.avg_pool2d.default, lambda mean, _: mean),
+        (aten.reshape.default, aten.avg_pool3d.default, lambda mean, _: mean),
+        (aten.reshape.default, aten.avg_pool3d.default, aten.reshape.default),
     )
     for pad in (
         lambda x, pads, value: aten.pad.default(x, pads, "constant", value),
@@ -144,22 +142,27 @@ _RESPONSES = [
 ]
 
 
-def find(graph: Graph) -> dict[fx.Node, Composite]:
-    """The last node of every local response normalisation in a graph, as a NORM over channels."""
-    divisions = (n for n in graph.calls if n.target is aten.div.Tensor)
-    found = (m for n in divisions for rule in _RESPONSES for m in rule.matches(n, ()))
-    return {m.results[0]: _over_rows(**m.bound, last=m.results[0]) for m in found}
+def response_of(node: fx.Node) -> Match | None:
+    """The local response normalisation that ends at a node; None if there is none."""
+    return next((m for rule in _RESPONSES for m in rule.matches(node, ())), None)
 
 
-def _over_rows(
-    x: fx.Node, kernel: Sequence[int], alpha: float, k: float, beta: float, last: fx.Node, **_: Any
-) -> Composite:
-    numbers: Any = {"size": kernel[0], "alpha": float(alpha), "k": float(k), "beta": float(beta)}
+@torch.library.custom_op("pipec_fpga::response", mutates_args=())
+def response(x: Tensor, size: int, alpha: float, k: float, beta: float) -> Tensor:
+    """A local response normalisation over channels, axis 1."""
+    wide = functional.pad(x.square().movedim(1, -1), ((size - 1) // 2, size // 2))
+    mean = wide.unfold(-1, size, 1).mean(-1).movedim(-1, 1)
+    return x / (k + alpha * mean) ** beta
 
-    def lower(b: Builder) -> Value:
-        """A NORM layer over the channels of every pixel."""
-        rows = b.innermost(last, b.value(x), (1,))
-        return rows_through(b, last, rows, (1,), op="lrn", **numbers)
 
-    before = ancestors([last]) - ancestors([x])
-    return Composite(frozenset(before - {last}), lower)
+@response.register_fake
+def _(x: Tensor, size: int, alpha: float, k: float, beta: float) -> Tensor:
+    return torch.empty_like(x)
+
+
+@lowers("pipec_fpga.response.default")
+def over_channels(b: Builder, node: fx.Node) -> Value:
+    """A NORM layer over the channels of every pixel."""
+    numbers: dict[str, Any] = given(node)
+    rows = b.innermost(node, b.value(numbers.pop("x")), (1,))
+    return rows_through(b, node, rows, (1,), op="lrn", **numbers)

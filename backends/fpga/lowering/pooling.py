@@ -2,9 +2,10 @@
 
 import dataclasses
 import math
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
+import torch
 from torch import fx
 
 from pipec.backends.fpga.engines.parts import Array, Table
@@ -16,11 +17,11 @@ from pipec.backends.fpga.lowering.network import (
     Builder,
     UnsupportedError,
     Value,
-    argument,
     integers,
     lowers,
 )
 from pipec.backends.fpga.lowering.view import View
+from pipec.graph.arguments import given
 
 
 @lowers("aten.max_pool2d.default")
@@ -31,7 +32,7 @@ def max_pool_value(b: Builder, node: fx.Node) -> Value:
 
 def max_pooled(b: Builder, node: fx.Node) -> tuple[Maps, Swg]:
     """What a max pooling slides over, and its window."""
-    return _pooled(b, node, -math.inf, integers(argument(node, 4, "dilation", 1), 2))
+    return _pooled(b, node, -math.inf, integers(given(node)["dilation"], 2))
 
 
 def _pooled(
@@ -39,8 +40,8 @@ def _pooled(
 ) -> tuple[Maps, Swg]:
     maps = as_maps(b, node, node.args[0], spatial=2, around=border)
     kernel = integers(node.args[1], 2)
-    stride = integers(argument(node, 2, "stride") or kernel, 2)
-    padding = integers(argument(node, 3, "padding", 0), 2)
+    stride = integers(given(node)["stride"] or kernel, 2)
+    padding = integers(given(node)["padding"], 2)
     return maps, window_of(maps, kernel, stride, dilation, padding, shape_of(node)[-2:])
 
 
@@ -65,31 +66,19 @@ def pool(
 def avg_pool(b: Builder, node: fx.Node) -> Value:
     """``avg_pool2d(x, kernel, stride, padding, ceil_mode, count_include_pad, divisor)``."""
     maps, window = _pooled(b, node, 0.0, (1, 1))
-    counts = _counts(maps, window, include=bool(argument(node, 5, "count_include_pad", True)))
-    divisor = cast("int | None", argument(node, 6, "divisor_override"))
-    if divisor is not None:
-        counts = np.full_like(counts, divisor)
+    counts = _counts(node, maps)
     if (counts == counts[0]).all():
         return pool(b, node, maps, window, "sum", 1.0 / float(counts[0]))
     return pool(b, node, maps, window, "sum", 1.0, Table(lambda: np.asarray(1.0 / counts)))
 
 
-def _counts(maps: Maps, window: Swg, *, include: bool) -> Array:
-    """Elements that each window averages over: ``[oh*ow]``.
-
-    With ``include`` the op's own padding counts, but not what ``ceil_mode`` adds behind it.
-    """
-    around = maps.padding
-    counts = []
-    for size, extra, before, k, step, out in (
-        (maps.h, (around.top, around.bottom), window.pt, window.kh, window.sh, window.oh),
-        (maps.w, (around.left, around.right), window.pl, window.kw, window.sw, window.ow),
-    ):
-        own = before - extra[0] if include else 0
-        low, high = -extra[0] - own, size + extra[1] + own
-        start = np.arange(out) * step - before
-        counts.append(np.minimum(start + k, high) - np.maximum(start, low))
-    return np.asarray(np.outer(*counts).reshape(-1))
+def _counts(node: fx.Node, maps: Maps) -> Array:
+    """What the sum of each window is divided by: ``[oh*ow]``, as torch does it with ones."""
+    around, (_, *told), op = maps.padding, given(node).values(), cast("Any", node.target)
+    h, w = maps.h + around.top + around.bottom, maps.w + around.left + around.right
+    ones = torch.ones(1, 1, h, w, dtype=torch.float64)
+    sums = op(ones, *told[:-1], 1)
+    return np.asarray((sums / op(ones, *told)).round().reshape(-1).numpy())
 
 
 @lowers("aten.adaptive_avg_pool2d.default", "aten._adaptive_avg_pool2d.default")
@@ -110,13 +99,13 @@ def adaptive_avg_pool(b: Builder, node: fx.Node) -> Value:
 def reduce_axes(b: Builder, node: fx.Node) -> Value:
     """Reduction over any axes; fastest over pixels, the rows of each item, or all but channels."""
     rank = len(shape_of(cast("fx.Node", node.args[0])))
-    axes, op = argument(node, 1, "dim"), "max" if "amax" in str(node.target) else "sum"
+    axes, op = given(node)["dim"], "max" if "amax" in str(node.target) else "sum"
     if axes is None or axes == []:
         if op == "sum":
             whole = reduce_all(b, node)
             return whole.reshape(shape_of(node))
         axes = list(range(rank))
-    found = {int(a) % rank for a in cast("list[int]", axes if isinstance(axes, list) else [axes])}
+    found = {int(a) % rank for a in (axes if isinstance(axes, list) else [axes])}
     mean = "mean" in str(node.target)
     value = b.value(node.args[0])
     shape = value.view.shape

@@ -11,9 +11,10 @@ from torch import fx
 from pipec.backends.fpga.engines.matmul import Matmul
 from pipec.backends.fpga.lowering.constants import shape_of
 from pipec.backends.fpga.lowering.dense import dense
-from pipec.backends.fpga.lowering.network import Builder, UnsupportedError, Value, argument, lowers
+from pipec.backends.fpga.lowering.network import Builder, UnsupportedError, Value, lowers
 from pipec.backends.fpga.lowering.view import View, merged, strides_of
 from pipec.backends.fpga.training.lowering import matrix_gradient
+from pipec.graph.arguments import given
 
 Piece = tuple[int, int, int]
 """Axis, size, stride in the axis: an axis of the stream (`View.by_axis`)."""
@@ -36,7 +37,7 @@ def matmul(b: Builder, node: fx.Node) -> Value:
 @lowers("aten.scaled_dot_product_attention.default")
 def attention(b: Builder, node: fx.Node) -> Value:
     """What is not written as product, softmax, product (`written.attention`)."""
-    if argument(node, 4, "dropout_p", 0.0):
+    if given(node)["dropout_p"]:
         raise UnsupportedError("attention with dropout", "export the model in eval mode")
     q, k = (shape_of(cast("fx.Node", a)) for a in node.args[:2])
     if q[:-2] != k[:-2]:

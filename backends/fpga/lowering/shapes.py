@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import fx
@@ -20,12 +20,12 @@ from pipec.backends.fpga.lowering.network import (
     Padding,
     UnsupportedError,
     Value,
-    argument,
     lowers,
     row_channels,
 )
 from pipec.backends.fpga.lowering.types import format_after, rounded
 from pipec.backends.fpga.lowering.view import View, merged, standard_order, strides_of
+from pipec.graph.arguments import given
 from pipec.graph.ir import tensor
 
 
@@ -73,7 +73,7 @@ def expanded(b: Builder, node: fx.Node) -> Value:
 @lowers("aten.native_dropout.default")
 def dropout(b: Builder, node: fx.Node) -> Value:
     """Nothing at inference."""
-    if argument(node, 2, "train"):
+    if given(node)["train"]:
         raise UnsupportedError("dropout in training mode", "export the model in eval mode")
     return b.value(node.args[0])
 
@@ -81,16 +81,9 @@ def dropout(b: Builder, node: fx.Node) -> Value:
 @lowers("aten.permute.default", "aten.transpose.int", "aten.t.default")
 def permuted(b: Builder, node: fx.Node) -> Value:
     """Another axis order: free unless the stream's axes are mixed."""
-    value = b.value(node.args[0])
-    rank = len(value.view.shape)
-    order = list(range(rank))
-    if "permute" in str(node.target):
-        order = [d % rank for d in cast("list[int]", node.args[1])]
-    elif "transpose" in str(node.target):
-        i, j = (cast("int", d) % rank for d in node.args[1:3])
-        order[i], order[j] = j, i
-    else:
-        order.reverse()
+    value, op = b.value(node.args[0]), cast("Any", node.target)
+    unlike = torch.empty([2 + axis for axis in range(len(value.view.shape))], device="meta")
+    order = [size - 2 for size in op(unlike, *node.args[1:]).shape]
     view = value.view.permute(order)
     if view is None:
         value = b.standard(node, value)
@@ -132,7 +125,7 @@ def cat(b: Builder, node: fx.Node) -> Value:
     """Concatenation along one axis; each part is in the format of the whole."""
     args = [a for a in cast("list[fx.Node]", node.args[0]) if math.prod(shape_of(a))]
     shape = shape_of(node)
-    axis = cast("int", argument(node, 1, "dim", 0)) % len(shape)
+    axis = given(node)["dim"] % len(shape)
     streams = [b.value(a) for a in args if b.is_stream(a)]
     order = streams[0].view.axis_order() or standard_order(shape)
     values, form = list[Value](), format_after(node, b)
@@ -222,11 +215,9 @@ def cut(b: Builder, node: fx.Node, value: Value, axis: int, part: range, suffix:
 @lowers("aten.slice.Tensor")
 def slice_(b: Builder, node: fx.Node) -> Value:
     """``x[start:stop:step]`` along one axis."""
-    value = b.value(node.args[0])
-    axis = cast("int", argument(node, 1, "dim", 0)) % len(value.view.shape)
-    start, stop = argument(node, 2, "start"), argument(node, 3, "end")
-    step = cast("int", argument(node, 4, "step", 1))
-    bounds = slice(cast("int | None", start), cast("int | None", stop), step)
+    value, told = b.value(node.args[0]), given(node)
+    axis = told["dim"] % len(value.view.shape)
+    bounds = slice(told["start"], told["end"], told["step"])
     return cut(b, node, value, axis, range(*bounds.indices(value.view.shape[axis])))
 
 

@@ -16,7 +16,6 @@ A model may name formats itself: ``pipec::quantize`` and ``dequantize``, one aft
 import dataclasses
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
-from functools import partial
 from typing import NamedTuple, cast
 
 import torch
@@ -31,16 +30,17 @@ from pipec.backends.fpga.engines.route import Concat, Repeat, Slice
 from pipec.backends.fpga.engines.steps import MapStep
 from pipec.backends.fpga.lowering.network import (
     Builder,
-    Composite,
     NetPort,
     Network,
     UnsupportedError,
     Value,
+    lowers,
 )
 from pipec.backends.fpga.numbers import LOWEST, Int8
 from pipec.errors import BackendError
-from pipec.graph.ir import Graph, origin, tensor
+from pipec.graph.ir import origin, tensor
 from pipec.graph.quantised import DEQUANTIZE, QUANTIZE
+from pipec.plan.weights import all_have_data
 
 OwnTypes = Sequence[tuple[str, str]]
 """Patterns of modules or nodes, and the element type of their layers; the last one that fits."""
@@ -171,16 +171,6 @@ def typed(network: Network, b: Builder, own: OwnTypes, arriving: Mapping[str, st
 _BYTES = (torch.uint8, torch.int8)
 
 
-def named_formats(graph: Graph) -> dict[fx.Node, Composite]:
-    """The last node of every such pair in a graph, whose value is what is written."""
-    pairs = {}
-    for last in graph.calls:
-        first = last.args[0] if last.target == DEQUANTIZE else None
-        if isinstance(first, fx.Node) and first.target == QUANTIZE and _is_whole(first):
-            pairs[last] = Composite(frozenset([first]), partial(_lower, first))
-    return pairs
-
-
 def _is_whole(first: fx.Node) -> bool:
     """Whether all that reads the integers turns them back in their own format."""
     return tensor(first).dtype in _BYTES and all(
@@ -188,18 +178,28 @@ def _is_whole(first: fx.Node) -> bool:
     )
 
 
-def _lower(first: fx.Node, b: Builder) -> Value:
+@lowers("pipec.quantize.default")
+def quantize(b: Builder, node: fx.Node) -> Value:
     """The value itself; its edge's format is noted, if the constants have data.
 
     Raises:
-        UnsupportedError: The scale is none number.
+        UnsupportedError: The scale is none number, or the integers are read as such.
     """
-    value, form = b.value(cast("fx.Node", first.args[0])), _form(first, b)
-    if form is None:
-        return value
-    if b.named.setdefault(value.edge, form) != form:
-        value = rounded(b, first, value, form)
+    if b.precision != "int8" or not _is_whole(node):
+        raise UnsupportedError("no engine computes this op")
+    value, form = b.value(node.args[0]), _form(node, b)
+    if form is not None and b.named.setdefault(value.edge, form) != form:
+        value = rounded(b, node, value, form)
     return value
+
+
+@lowers("pipec.dequantize.default")
+def dequantize(b: Builder, node: fx.Node) -> Value:
+    """What was quantised."""
+    source = cast("fx.Node", node.args[0])
+    if source.target != QUANTIZE:
+        raise UnsupportedError("no engine computes this op")
+    return b.value(source)
 
 
 def _form(first: fx.Node, b: Builder) -> Int8 | None:
@@ -211,7 +211,7 @@ def _form(first: fx.Node, b: Builder) -> Int8 | None:
     constants = cast("tuple[fx.Node, fx.Node | None]", first.args[1:3])
     if any(tensor(c).numel() != 1 for c in constants if c is not None):
         raise UnsupportedError("activations with several scales")
-    if not b.constants.has_data:
+    if not all_have_data(b.graph.weights):
         return None
     scale, zero = (0 if c is None else b.constants.value(c).reshape(-1)[0] for c in constants)
     lowest = torch.iinfo(tensor(first).dtype).min

@@ -32,9 +32,11 @@ from torch import Tensor, fx
 from torch.overrides import TorchFunctionMode
 
 from pipec.backends.fpga.lowering.constants import Constants, shape_of
-from pipec.backends.fpga.lowering.network import HANDLERS, argument, integers
+from pipec.backends.fpga.lowering.network import HANDLERS, integers
+from pipec.backends.fpga.lowering.norms import response_of
 from pipec.backends.fpga.lowering.rewrite import Emit, Rule, rewritten
 from pipec.backends.fpga.training.rules import input_gradient, select_backward
+from pipec.graph.arguments import given
 from pipec.graph.ir import Graph, op_name
 
 aten = torch.ops.aten
@@ -52,7 +54,10 @@ def gathered(graph: Graph, precision: str) -> Graph:
         precision: Element type: 8-bit integers hold no mask.
     """
     always: dict[str, Rule] = {**_ALWAYS, _ATTENTION: partial(attention, masks=precision != "int8")}
-    if not any(_normalised(n) or _transposed(n) or op_name(n) in always for n in graph.calls):
+    if not any(
+        _normalised(n) or _transposed(n) or op_name(n) in always or response_of(n)
+        for n in graph.calls
+    ):
         return graph
     rules: dict[str, Rule] = dict.fromkeys((*_MULTIPLY, *_DIVIDE), _norm_rule)
     rules |= {_CONVOLUTION: _transposed_rule} | always
@@ -60,7 +65,11 @@ def gathered(graph: Graph, precision: str) -> Graph:
 
 
 def _norm_rule(emit: Emit, *args: Tensor) -> Any:
-    found = _normalised(emit.old)
+    found, response = _normalised(emit.old), response_of(emit.old)
+    if response is not None:
+        x, (size, *_) = emit.value(response.bound["x"]), response.bound["kernel"]
+        numbers = (float(response.bound[name]) for name in ("alpha", "k", "beta"))
+        return emit.named(torch.ops.pipec_fpga.response.default(x, size, *numbers))
     if found is None:
         return NotImplemented
     op, at, axis, eps = found
@@ -118,7 +127,7 @@ def _mean_of(node: object) -> tuple[fx.Node, int] | None:
     x, axes = node.args[:2]
     assert isinstance(x, fx.Node)
     over = [a % len(shape_of(x)) for a in integers(axes, 1)]
-    return (x, over[0]) if len(over) == 1 and argument(node, 2, "keepdim", default=False) else None
+    return (x, over[0]) if len(over) == 1 and given(node)["keepdim"] else None
 
 
 def _group_norm(
@@ -165,15 +174,15 @@ _ATTENTION = "aten.scaled_dot_product_attention.default"
 
 def attention(emit: Emit, q: Tensor, k: Tensor, v: Tensor, *_: Any, masks: bool) -> Any:
     """``softmax(scale q k^T + mask) v``; the mask is added, or true where something is kept."""
-    names = ((3, "attn_mask"), (4, "dropout_p"), (5, "is_causal"), (6, "scale"))
-    given, dropout, causal, scale = (argument(emit.old, *name) for name in names)
-    mask = emit.value(given) if isinstance(given, fx.Node) else None
+    names = ("attn_mask", "dropout_p", "is_causal", "scale")
+    keeps, dropout, causal, scale = (given(emit.old)[name] for name in names)
+    mask = emit.value(keeps) if keeps is not None else None
     if dropout or q.shape[:-2] != k.shape[:-2] or not (masks or (mask is None and not causal)):
         return NotImplemented
     scores = emit.whole(aten.matmul.default, q, k.transpose(-1, -2))
-    scores = scores * (q.shape[-1] ** -0.5 if scale is None else float(str(scale)))
+    scores = scores * (q.shape[-1] ** -0.5 if scale is None else scale)
     if mask is not None and mask.dtype is torch.bool:
-        if given not in emit.constants:
+        if keeps not in emit.constants:
             return NotImplemented
         mask = torch.where(mask, 0.0, -torch.inf).to(scores.dtype)
     elif causal:
@@ -187,7 +196,7 @@ def attention(emit: Emit, q: Tensor, k: Tensor, v: Tensor, *_: Any, masks: bool)
 def _parts(emit: Emit, x: Tensor, *_: Any) -> Any:
     """Parts of one axis, each a slice."""
     unbind = op_name(emit.old) == "aten.unbind.int"
-    axis = int(str(argument(emit.old, 1 if unbind else 2, "dim", 0))) % x.ndim
+    axis = given(emit.old)["dim"] % x.ndim
     sizes = [1 if unbind else part.shape[axis] for part in emit.old.meta["val"]]
     ends = accumulate(sizes)
     parts = [aten.slice.Tensor(x, axis, e - n, e) for n, e in zip(sizes, ends, strict=True)]
@@ -219,8 +228,8 @@ def _interpolated(emit: Emit, x: Tensor, size: object, corners: object, *scales:
     """``(x, sizes, align_corners, scales)``, or one scale after the other."""
     op, before, after = op_name(emit.old), x, shape_of(emit.old)
     taps = _TAPS[op.split("upsample_")[1].partition(".")[0]]
-    given = scales[0] if op.endswith(".vec") and scales else scales
-    each = [*(given or ()), None, None]
+    told = scales[0] if op.endswith(".vec") and scales else scales
+    each = [*(told or ()), None, None]
     for axis in reversed(range(2, x.ndim)):  # along rows first: there are fewer of them
         scale, count = each[axis - 2], x.shape[axis]
         if after[axis] != count or scale not in (None, 1.0):
@@ -349,7 +358,7 @@ class _WholeProducts(TorchFunctionMode):
 def _apart(emit: Emit, *args: Any) -> Any:
     """The ops of which a node consists; the last one takes its name."""
     own = [list(a) if isinstance(a, list) else a for a in args]  # which some change
-    given = fx.node.map_arg(emit.old.kwargs, emit.value)
+    named = fx.node.map_arg(emit.old.kwargs, emit.value)
     with _WholeProducts(emit):
-        found = _table()[emit.old.target](*own, **given)
+        found = _table()[emit.old.target](*own, **named)
     return emit.named(found) if isinstance(found, torch.Tensor) else tuple(found)

@@ -53,43 +53,30 @@ class Chain:
         Returns:
             Per stage, the values that leave it by name, in the model's shapes.
         """
-        known = dict(inputs)
-        sent: set[str] = set()
-        found = []
+        known, found = dict(inputs), list[dict[str, Tensor]]()
         for stage, network in enumerate(self.networks):
-            outputs = self._stage(stage, network, known, sent, hook)
+            sent, edges = {name for outputs in found for name in outputs}, dict[str, Tensor]()
+            for port in network.inputs:
+                x = known[port.value].permute(port.order).reshape(port.use.rows, port.use.channels)
+                x = x.float() if x.dtype.is_floating_point else x.long()
+                x = x if port.value in sent else hook(stage, port.use.edge, None, x)
+                edges[port.use.edge] = x
+            for layer in network.layers:
+                reads = [edges[use.edge].reshape(use.rows, use.channels) for use in layer.inputs]
+                result = layer.nest.compute(layer, reads, self.table)
+                if layer.clamp != UNCLAMPED:
+                    result = result.clamp(*layer.clamp)
+                result = result.reshape(layer.rows, layer.channels)
+                result = result.long() if layer.dtype == "int32" else result.float()
+                edges[layer.name] = hook(stage, layer.name, layer, result)
+            outputs = {}
+            for port in network.outputs:
+                shape = [port.shape[axis] for axis in port.order]
+                back = [port.order.index(axis) for axis in range(len(port.order))]
+                outputs[port.value] = edges[port.use.edge].reshape(shape).permute(back)
             found.append(outputs)
             known |= outputs
-            sent |= outputs.keys()
         return found
-
-    def _stage(
-        self,
-        stage: int,
-        network: Network,
-        known: Mapping[str, Tensor],
-        sent: set[str],
-        hook: Hook,
-    ) -> dict[str, Tensor]:
-        edges: dict[str, Tensor] = {}
-        for port in network.inputs:
-            x = known[port.value].permute(port.order).reshape(port.use.rows, port.use.channels)
-            x = x.float() if x.dtype.is_floating_point else x.long()
-            edges[port.use.edge] = x if port.value in sent else hook(stage, port.use.edge, None, x)
-        for layer in network.layers:
-            reads = [edges[use.edge].reshape(use.rows, use.channels) for use in layer.inputs]
-            result = layer.nest.compute(layer, reads, self.table)
-            if layer.clamp != UNCLAMPED:
-                result = result.clamp(*layer.clamp)
-            result = result.reshape(layer.rows, layer.channels)
-            result = result.long() if layer.dtype == "int32" else result.float()
-            edges[layer.name] = hook(stage, layer.name, layer, result)
-        outputs = {}
-        for port in network.outputs:
-            shape = [port.shape[axis] for axis in port.order]
-            back = [port.order.index(axis) for axis in range(len(port.order))]
-            outputs[port.value] = edges[port.use.edge].reshape(shape).permute(back)
-        return outputs
 
 
 def stored(network: Network, precision: str) -> Network:

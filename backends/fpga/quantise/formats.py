@@ -159,18 +159,12 @@ def _limits(layer: Layer) -> tuple[float, float]:
 def _ties(networks: Sequence[Network]) -> Iterator[tuple[Edge, Edge]]:
     sources: dict[str, Edge] = {}
     for k, network in enumerate(networks):
-        for port in network.inputs:
-            if port.value in sources:
-                yield sources[port.value], (k, port.use.edge)
-            sources.setdefault(port.value, (k, port.use.edge))
+        for port in (*network.inputs, *network.outputs):
+            yield sources.setdefault(port.value, (k, port.use.edge)), (k, port.use.edge)
         for layer in network.layers:
             if moves(layer):
                 for use in layer.inputs:
                     yield (k, layer.name), (k, use.edge)
-        for port in network.outputs:
-            if port.value in sources:
-                yield sources[port.value], (k, port.use.edge)
-            sources.setdefault(port.value, (k, port.use.edge))
 
 
 def _real_edges(networks: Sequence[Network]) -> Iterator[Edge]:

@@ -20,6 +20,7 @@ it, over one pair of links.
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -90,18 +91,18 @@ def connections(
         fabric: Of the board; without it, memory is one DDR port and there is no platform.
     """
     pairs = [
-        ((a, ends[a]), (b, ends[b]))
+        [(kernel, ends[kernel, way]) for kernel, way in two]
         for ends in ways(stage).values()
-        for a, b in ((_WAY[0], _WAY[1]), (_WAY[2], _WAY[3]))
+        for two in (_WAY[:2], _WAY[2:])
     ]
-    taken = {(kernel, port) for pair in pairs for (kernel, _), port in pair}
+    taken = {end for pair in pairs for end in pair}
     tops = {folder: top_name(design) for folder, design in designs.items()}
     kernels = {
         folder: (design, _around(stage, design, fabric, {p for k, p in taken if k == folder}))
         for folder, design in designs.items()
     }
     if fabric is not None and fabric.has_platform:
-        ends = [[pin(tops[kernel], port) for (kernel, _), port in pair] for pair in pairs]
+        ends = [[pin(tops[kernel], port) for kernel, port in pair] for pair in pairs]
         elsewhere = [
             pin(tops[folder], port)
             for folder, (_, found) in kernels.items()
@@ -113,7 +114,7 @@ def connections(
     for folder, (design, found) in kernels.items():  # what crosses to other boards is the user's
         host = (*found.receives, *found.sends, *found.host)
         cells[instance(tops[folder])] = design, dataclasses.replace(found, host=host)
-    ends = [[f"{instance(tops[kernel])}/{port}" for (kernel, _), port in pair] for pair in pairs]
+    ends = [[f"{instance(tops[kernel])}/{port}" for kernel, port in pair] for pair in pairs]
     folders = [f"{folder}/build_hls" for folder in designs]
     name = identifier(stage.kernels.F.name.removesuffix("_forward"))
     return f"{CONNECTIONS}.tcl", board_design(name, cells, folders, joints=ends)
@@ -143,14 +144,24 @@ def emit_training(plan: Plan, directory: Path) -> None:
     Args:
         plan: Differentiated, with weights.
         directory: Where to.
+
+    Raises:
+        BackendError: The rings of saved values are shorter than the schedule needs.
     """
     stages = trained_stages(plan)
-    inputs = random_inputs(plan.graph)
-    golden = golden_training(plan.graph, stages, inputs)
-    for k, stage in enumerate(stages):
+    golden = golden_training(plan.graph, stages, random_inputs(plan.graph))
+    held = in_flight(plan.schedule) if plan.schedule is not None else ()
+    for k, (stage, need) in enumerate(zip_longest(stages, held)):
+        if need is not None and need.most > stage.sets:
+            raise BackendError(
+                "the schedule keeps more microbatches in flight than a stage has room for",
+                where=f"stage{k}",
+                got=need.most,
+                want=f"at most {stage.sets}",
+                hint="--schedule 1f1b-as or fbp-as",
+            )
         fabric = device_of(plan, k).fpga
         folder = directory / stage_directory(f"stage{k}", stage.kernels.F.part)
-        _check_in_flight(plan, k, stage)
         emit_stage(stage, folder, golden[k], plan.graph.weights, settings_of(plan), fabric)
 
 
@@ -209,23 +220,6 @@ def reload_tables(plan: Plan, directory: Path) -> None:
 def settings_of(plan: Plan) -> Sgd:
     """The update's settings: the mean of the gradients over the microbatches of the schedule."""
     return Sgd(scale=1.0 / (plan.schedule.microbatches if plan.schedule is not None else 1))
-
-
-def _check_in_flight(plan: Plan, k: int, stage: TrainedStage) -> None:
-    """See whether the rings of saved values are as long as the schedule needs.
-
-    Raises:
-        BackendError: They are not.
-    """
-    held = in_flight(plan.schedule)[k].most if plan.schedule is not None else 0
-    if held > stage.sets:
-        raise BackendError(
-            "the schedule keeps more microbatches in flight than a stage has room for",
-            where=f"stage{k}",
-            got=held,
-            want=f"at most {stage.sets}",
-            hint="--schedule 1f1b-as or fbp-as",
-        )
 
 
 def _write_state(stage: TrainedStage, folder: Path, weights: Tensors) -> None:

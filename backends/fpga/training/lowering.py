@@ -25,13 +25,13 @@ from pipec.backends.fpga.lowering.network import (
     Builder,
     UnsupportedError,
     Value,
-    argument,
     integers,
     lowers,
 )
 from pipec.backends.fpga.lowering.norms import element_table, rows_through
 from pipec.backends.fpga.lowering.pooling import max_pool_value, max_pooled
 from pipec.backends.fpga.lowering.view import View
+from pipec.graph.arguments import given
 
 Results = tuple[Value | None, ...]
 
@@ -53,7 +53,7 @@ def gradient(b: Builder, node: fx.Node) -> Value:
     op, (dy, y) = _GRADIENTS[str(node.target)], cast("list[fx.Node]", node.args[:2])
     if op == "relu_grad" and node.args[2] != 0:
         raise UnsupportedError(f"the gradient of a threshold at {node.args[2]}")
-    if op == "gelu_grad" and argument(node, 2, "approximate", "none") == "tanh":
+    if op == "gelu_grad" and given(node)["approximate"] == "tanh":
         op = "gelu_tanh_grad"
     return two_streams(b, node, op, dy, y)
 
@@ -198,7 +198,7 @@ def one_hot(b: Builder, node: fx.Node) -> Value:
     shape = shape_of(node)
     if len(shape) != 2:
         raise UnsupportedError(f"one-hot rows of a rank {len(shape) - 1} tensor")
-    nest = OneHot(*shape, ignored=cast("int", argument(node, 2, "ignored", -1)))
+    nest = OneHot(*shape, ignored=given(node)["ignored"])
     view = View.of(shape, (0, 1))
     return b.put(nest, node, (value.use(1),), view, shape[1], dtype=b.precision)
 

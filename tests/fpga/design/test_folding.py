@@ -14,6 +14,7 @@ from torch import nn
 
 from pipec.backends.fpga.arithmetic import arithmetic
 from pipec.backends.fpga.cost import FpgaCost
+from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.engines.base import Layer, Use, nest_table
 from pipec.backends.fpga.engines.mvu import Mvu, dense_cycles
 from pipec.backends.fpga.engines.parts import Memory, Table
@@ -23,7 +24,7 @@ from pipec.backends.fpga.links import Frame, link_cycles
 from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.memory import KINDS, Item, place
 from pipec.backends.fpga.runs import cycles
-from pipec.backends.fpga.search import Board, Search, bound
+from pipec.backends.fpga.search import Board, Search, bound, fitted
 from pipec.backends.fpga.stagejson import stage_record
 from pipec.backends.fpga.timing import stage_timing
 from pipec.cluster.cluster import Link
@@ -123,6 +124,17 @@ def test_placement_fits_where_there_is_room(
         largest = [sorted((i.costs[k] for i in found), reverse=True)[:3] for k in range(3)]
         tight = tuple(r - sum(x) for r, x in zip(room, largest, strict=True))
         assert not any(fits(c, tight) for c in choices)
+
+
+def test_a_fifo_that_is_only_reserved_takes_room_and_no_place() -> None:
+    model, x = made("excite")
+    design = Search(lower(graph_of(model, x)), board()).best()
+    plain, reserved = (
+        fitted(design, board(), fifos) for fifos in ([], [Item("elsewhere", "fifo", 512, 4096)])
+    )
+    assert isinstance(plain, StageDesign)
+    assert isinstance(reserved, StageDesign)
+    assert set(reserved.streams) == set(plain.streams)
 
 
 @pytest.mark.parametrize("precision", ["float32", "int8", "ap_fixed<16,6>"])

@@ -30,6 +30,11 @@ def test_an_integer_factor_is_one_run(size: int, factor: int) -> None:
     assert (run.part, run.times) == (range(size), factor)
 
 
+def test_positions_that_fall_are_one_run_only_where_that_is_asked_for() -> None:
+    assert [list(run.part) for run in runs_of([3, 2, 1])] == [[3], [2], [1]]
+    assert [list(run.part) for run in runs_of([3, 2, 1], down=True)] == [[3, 2, 1]]
+
+
 class Does(nn.Module):
     """A function behind a layer of its own, so that streams are not just the stage's inputs."""
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from pipec.backends.fpga.banks import blocks_of
-from pipec.backends.fpga.cutting.chain import Chain
+from pipec.backends.fpga.cutting.chain import Chain, Cut, Order
 from pipec.backends.fpga.cutting.joint import METHOD, alive, interval_bound, joint_cut
-from pipec.backends.fpga.demand import Demand, Demands, Group
+from pipec.backends.fpga.demand import Demand, Demands, Group, Numbers
 from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.search import Board, Search
 from pipec.cluster.cluster import Cluster, Link
@@ -38,7 +38,7 @@ def test_a_board_reaches_as_far_as_it_holds(
     network, board = lower(graph_of(*made("excite"))), Board(device("small", 500))
     demands = Demands(network, "float32", {}, units)
     groups = tuple(Group(k, "", ()) for k in range(units))
-    demand = Demand(units, groups, np.arange(units) == late)
+    demand = Demand(groups, np.arange(units) == late)
     monkeypatch.setattr(demands, "at", lambda _: demand)
     monkeypatch.setattr(Demand, "fits", lambda self, _: len(self.groups) <= held)
     order, crossing = np.arange(units)[::-1].copy(), np.zeros((1, units))
@@ -46,6 +46,22 @@ def test_a_board_reaches_as_far_as_it_holds(
     assert (cut is not None) == (units <= 2 * held and units <= late)
     if cut is not None:
         assert cut.ends == (min(held, units - 1), units)
+
+
+@pytest.mark.parametrize("least", [0, 1, 7, 8, 9, 100, 777])
+def test_the_least_step_is_found(least: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two orders that of the second, one step less than the first can do."""
+    demands = Demands(lower(graph_of(*made("excite"))), "float32", {}, 2)
+    orders = [(np.array(order), np.zeros((1, 2))) for order in ([0, 1], [1, 0])]
+
+    def at(_: Chain, step: int, order: Order, crossing: Numbers) -> Cut | None:
+        """From some step on."""
+        return Cut((0,), (2,), order) if step > least or (step == least and order[0]) else None
+
+    monkeypatch.setattr(Chain, "at", at)
+    found = Chain([Board(device("small", 500))], demands, 1.0).best(orders)
+    assert found is not None
+    assert (found[0], found[1].order.tolist()) == (least, [1, 0])
 
 
 def device(kind: str, dsp: int, link: float = 11e9) -> Device:

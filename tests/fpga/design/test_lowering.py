@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from pipec.backends.fpga.engines.base import run_table
 from pipec.backends.fpga.engines.mvu import Mvu
+from pipec.backends.fpga.engines.norm import Norm
 from pipec.backends.fpga.engines.route import Concat
 from pipec.backends.fpga.folding import design_at
 from pipec.backends.fpga.lowering.lower import lower
@@ -267,3 +268,27 @@ def test_parts_of_an_op_do_not_take_the_name_of_another_op() -> None:
     assert [torch.equal(got[p.value], y) for p, y in zip(design.outputs, want, strict=True)] == [
         True
     ] * 5
+
+
+class Response(nn.Module):
+    """A local response normalisation, as torch writes it."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size = size
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.local_response_norm(x, self.size, 0.1, 0.75, 2.0)
+
+
+@pytest.mark.parametrize("shape", [(2, 7, 5), (2, 7, 5, 6), (2, 7, 3, 2, 3)])
+def test_a_local_response_normalisation_is_one_engine(shape: tuple[int, ...]) -> None:
+    network = lower(graph_of(Response(5), torch.randn(shape)))
+    (norm,) = (y.nest for y in network.layers if isinstance(y.nest, Norm))
+    assert (norm.op, norm.size, norm.alpha, norm.beta, norm.k) == ("lrn", 5, 0.1, 0.75, 2.0)
+
+
+def test_a_response_to_other_neighbours_is_another_function() -> None:
+    """Torch pads windows of even size on the other side than the engine."""
+    with pytest.raises(BackendError, match="padding of other axes"):
+        lower(graph_of(Response(4), torch.randn(2, 7, 5, 6)))

@@ -22,8 +22,11 @@ from pipec.backends.fpga.numbers import int8_format
 from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.chain import StageRunner
 from pipec.compiler.driver import emit, make_plan
+from pipec.errors import BackendError
 from pipec.frontends.base import LoadOptions
 from pipec.frontends.load import load
+from pipec.frontends.trace import trace
+from pipec.graph.ir import Source
 from pipec.graph.opaque import ort_session
 from tests.fpga.design.numeric import execute
 from tests.fpga.emit.integers import run8, steps_of
@@ -243,3 +246,30 @@ def test_rows_that_are_looked_up_and_a_quotient(tmp_path: Path) -> None:
     ids = np.array([[0, -1, 8, -9, 3]])
     (want,) = ort_session(str(path)).run(None, {"ids": ids})
     assert np.allclose(runner({"ids": torch.from_numpy(ids)})["y"].numpy(), want, atol=1e-6)
+
+
+class Whole(nn.Module):
+    """Integers that are read as such: of an input, or as an output."""
+
+    def __init__(self, *, arriving: bool) -> None:
+        super().__init__()
+        self.arriving = arriving
+        self.register_buffer("scale", torch.tensor(0.1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Real numbers, or integers."""
+        if self.arriving:
+            real = torch.ops.pipec.dequantize(x, self.scale, None, 0, 0, dtype=torch.float32)
+            return torch.relu(real)
+        y = torch.relu(x)
+        found: Tensor = torch.ops.pipec.quantize(y, self.scale, None, 0, 0, dtype=torch.int8)
+        return found
+
+
+@pytest.mark.parametrize("precision", ["int8", "float32"])
+@pytest.mark.parametrize("arriving", [True, False])
+def test_integers_that_are_read_as_such_are_refused(precision: str, arriving: bool) -> None:
+    x = torch.zeros(2, 3, dtype=torch.int8) if arriving else torch.randn(2, 3)
+    graph = trace(Whole(arriving=arriving).eval(), (x,), source=Source("memory", ""))
+    with pytest.raises(BackendError, match="quantize"):
+        lower(graph, precision)

@@ -104,6 +104,7 @@ def test_boards_train_on_with_reloaded_tables(tmp_path: Path) -> None:
     for _ in range(2):
         inputs = batches(plan.graph, 2)
         boards.train(inputs)
+        assert set(boards.saved) == {(stage, m) for stage in (0, 1) for m in (0, 1)}
         new = boards.update()
         weights = {**plan.graph.weights, **held}
         sums = [gradients_of(plan.graph.replace(weights=weights), b, set(names), 0) for b in inputs]
