@@ -9,9 +9,6 @@ einsum(x, w)      ──►      bmm(_to_copy(x, bfloat16), _to_copy(w, bfloat16
 ```
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -53,17 +50,14 @@ def _may_be_cast_inside(op: object, device: str) -> bool:
 
 
 def _take_apart(body: fx.GraphModule, node: fx.Node, casts: torch.autocast) -> None:
-    def run(values: Mapping[fx.Node, torch.Tensor]) -> object:
+    operands = node.all_input_nodes
+
+    def run(*given: torch.Tensor) -> object:
+        values = dict(zip(operands, given, strict=True))
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
         with casts, torch.backends.mkldnn.flags(enabled=False):  # its LSTM is one opaque op
             return node.target(*args, **kwargs)  # type: ignore[operator]
 
-    def told(n: fx.Node) -> dict[str, Any]:
-        return {**node.meta, "val": n.meta["val"]}
-
-    operands = node.all_input_nodes
-    parts = make_fx(lambda *given: run(dict(zip(operands, given, strict=True))))(
-        *(n.meta["val"] for n in operands)
-    )
+    parts = make_fx(run)(*(n.meta["val"] for n in operands))
     if any(n.target is torch.ops.aten._to_copy.default for n in parts.graph.nodes):
-        written_out(body, node, parts, operands, told)
+        written_out(body, node, parts, operands, lambda n: {**node.meta, "val": n.meta["val"]})
