@@ -7,7 +7,7 @@ A *placement unit* is a set of call nodes that no cut may separate:
    with its first reader if what it views is contiguous, as all values that cross a cut are, and
    smaller, or as large and read by others too: then one value crosses instead of all its views;
    a view of a weight stays with its reader, if it has one alone, and so do numbers that a table
-   of integers stands for: the table is the smaller one;
+   of integers stands for: the table is the smaller one; what computes their scale stays there too;
 3. the pieces of one ONNX node stay together (a half cannot be emitted as ONNX);
 4. the readers of a buffer stay with the node that updates it: with a copy of it in each of two
    stages, the earlier one would go on with a value that the later one has changed.
@@ -70,7 +70,8 @@ def _partners(node: fx.Node) -> list[fx.Node]:
             if not is_view(node.target):
                 return []
             return _readers(node)[:1] if _is_made_again(node, viewed) else [viewed]
-        return list(node.users) if len(node.users) == 1 else []
+        scales = [n for n in node.all_input_nodes[1:] if len(n.users) == 1]
+        return scales + (list(node.users) if len(node.users) == 1 else [])
     return []
 
 

@@ -26,7 +26,7 @@ from pipec.errors import BackendError
 from pipec.frontends.base import LoadOptions
 from pipec.frontends.load import load
 from pipec.frontends.trace import trace
-from pipec.graph.ir import Source
+from pipec.graph.ir import InputKind, Source
 from pipec.graph.opaque import ort_session
 from tests.fpga.design.numeric import execute
 from tests.fpga.emit.integers import run8, steps_of
@@ -56,7 +56,8 @@ class Both(nn.Module):
         return found
 
 
-def test_convolutions_and_attention(tmp_path: Path) -> None:
+@pytest.mark.parametrize("boards", [1, 2])
+def test_convolutions_and_attention(boards: int, tmp_path: Path) -> None:
     torch.manual_seed(0)
     frames = [{"x": torch.randn(1, 3, 8, 8).numpy()} for _ in range(6)]
     example = (torch.from_numpy(frames[0]["x"]),)
@@ -65,9 +66,11 @@ def test_convolutions_and_attention(tmp_path: Path) -> None:
     quantised(export, path, "QOperator", frames, per_channel=True)
     backend = FpgaBackend()
     loaded = load(str(path), LoadOptions(**backend.reads))
-    plan = make_plan(loaded.graph, parse_cluster("1xzcu102"), "fpga", options={"precision": "int8"})
+    cluster = parse_cluster(f"{boards}xzcu102")
+    plan = make_plan(loaded.graph, cluster, "fpga", options={"precision": "int8"})
     emit(plan, tmp_path / "out")
-    (runner,) = backend.load(plan, tmp_path / "out").stages
+    runners = backend.load(plan, tmp_path / "out").stages
+    assert len(runners) == boards
     session = ort_session(str(path), fused=False)
     (name,) = (o.name for o in loaded.graph.outputs)
     proto = onnx.load(path)
@@ -78,7 +81,12 @@ def test_convolutions_and_attention(tmp_path: Path) -> None:
         x = torch.randn(1, 3, 8, 8, generator=torch.Generator().manual_seed(seed))
         (want,) = session.run(None, {"x": x.numpy()})
         seen |= set(want.reshape(-1).tolist())
-        off.append(np.abs(runner({"x": x})[name].numpy() - want) / step)
+        known = {"x": x}
+        for stage, runner in zip(plan.stages, runners, strict=True):
+            wanted = [i.name for i in stage.graph.inputs_of(InputKind.INPUT)]
+            wanted += [c.value for c in plan.channels if c.dst == stage.index]
+            known |= runner({k: known[k] for k in wanted})
+        off.append(np.abs(known[name].numpy() - want) / step)
     assert len(seen) > 40
     assert np.max(off) < 1.01
     assert (np.concatenate(off) > 0.5).mean() < 0.02
