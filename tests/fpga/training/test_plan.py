@@ -268,7 +268,9 @@ def test_forward_and_backward_run_side_by_side() -> None:
             assert (seconds(np.flatnonzero(mine)) == slot).all()
     assert 8 * max(slots) <= plan.timeline.seconds
     assert 0 <= plan.timeline.bubble <= 1
-    assert plan.timeline.busy == pytest.approx([8 * slot for slot in slots])
+    steps = plan.timeline.times.step
+    busy = [8 * slot + step for slot, step in zip(slots, steps, strict=True)]
+    assert plan.timeline.busy == pytest.approx(busy)
 
 
 def test_one_after_the_other_takes_the_sum() -> None:
