@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from importlib.metadata import version
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,7 @@ from pipec.explore.predict import Prediction
 from pipec.files import write_file
 from pipec.graph.structure import structural_key
 
-VERSION = 3
-"""Of what an entry holds."""
+PACKAGE = Path(__file__).parents[1]
 
 
 def cache_directory() -> Path:
@@ -29,7 +28,7 @@ def cache_directory() -> Path:
 
 
 def content_key(maker: Maker, candidates: Sequence[Candidate], batch: int, **more: bool) -> str:
-    """Digest of graph, costs, cluster, candidates, batch, target, options and pipec's version.
+    """Digest of graph, costs, cluster, candidates, batch, target, options and pipec's own code.
 
     Args:
         maker: Makes plans.
@@ -40,7 +39,7 @@ def content_key(maker: Maker, candidates: Sequence[Candidate], batch: int, **mor
     base = maker.costed(maker.traced_batch)
     assert base.costs is not None
     content = {
-        "pipec": [version("pipec"), VERSION],
+        "pipec": code_of(PACKAGE),
         "graph": structural_key(base.graph),
         "costs": base.costs.to_json(),
         "cluster": maker.cluster.to_json(),
@@ -51,6 +50,14 @@ def content_key(maker: Maker, candidates: Sequence[Candidate], batch: int, **mor
         "options": {name: str(value) for name, value in maker.options.items()},
     }
     return _sha256(json.dumps(content, sort_keys=True))[:32]
+
+
+@cache
+def code_of(package: Path) -> str:
+    """Digest of the sources of a package: of another predictor figures are no longer true."""
+    folders = (package, *(f for f in package.iterdir() if f.is_dir()))  # some may be links
+    files = sorted({path for folder in folders for path in folder.rglob("*.py")})
+    return _sha256("\n".join(f"{f.relative_to(package)} {f.read_text('utf-8')}" for f in files))
 
 
 def recall(key: str) -> Exploration | None:

@@ -272,6 +272,24 @@ def test_cache_returns_what_was_stored(tmp_path: Path, monkeypatch: pytest.Monke
     assert recall(key) is None
 
 
+def test_the_cache_knows_which_code_predicted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, keys = maker("2xv100", layers=2, batch=4), list[str]()
+    elsewhere = tmp_path / "passes"  # of a checkout, where some packages are links
+    for number, text in enumerate(("x = 1\n", "x = 2\n", "x = 2\n")):
+        package = tmp_path / str(number)
+        (package / "cost").mkdir(parents=True)
+        (package / "cost" / "step.py").write_text(text)
+        elsewhere.mkdir(exist_ok=True)
+        (elsewhere / "cut.py").write_text("y = 1\n" * (1 + number // 2))
+        (package / "passes").symlink_to(elsewhere)
+        monkeypatch.setattr("pipec.explore.cache.PACKAGE", package)
+        keys += [content_key(made, ways(made, 16, "gpipe"), 16) for _ in range(2)]
+    assert keys[::2] == keys[1::2]
+    assert len(set(keys)) == 3
+
+
 def test_a_model_without_loss_is_run_forward() -> None:
     """No backward, no gradients: compute alone on one device, weights and live values in memory."""
     made = Maker(Rebatched(mlp()), parse_cluster("2xv100"))
