@@ -178,10 +178,8 @@ def _slotted(
             ports.append(port)
             continue
         count, engine = slots[port.engine], engines[port.engine]
-        ii, depth = (
-            max(engine.ii, math.ceil(port.word_bits / BEAT_BITS * rounds / count)),
-            READ_LATENCY + rounds,
-        )
+        ii = max(engine.ii, math.ceil(port.word_bits / BEAT_BITS * rounds / count))
+        depth = READ_LATENCY + rounds
         nest = engine.nest
         if isinstance(nest, Accumulate):
             nest = dataclasses.replace(nest, least=ceil_div(depth, ii))

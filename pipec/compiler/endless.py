@@ -20,7 +20,7 @@ class Round:
 
     Attributes:
         seconds: Between the ends of two rounds, once the pipeline is full.
-        bubble: The share of device time in which no compute runs then.
+        bubble: The share of device time then without compute or a step.
         peak_bytes: Most bytes held, per device.
     """
 

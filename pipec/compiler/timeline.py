@@ -22,7 +22,7 @@ from dataclasses import replace
 from pipec.cluster.device import Device
 from pipec.compiler.facts import plan_facts
 from pipec.cost.stage import MessageCost
-from pipec.plan.facts import Facts, SharedWeight
+from pipec.plan.facts import Facts, SharedWeight, StageFacts
 from pipec.plan.model import Plan
 from pipec.schedule.action import ActionKind
 from pipec.schedule.channels import Channel, ChannelKind
@@ -165,8 +165,8 @@ def _reductions(facts: Facts, schedule: Schedule) -> tuple[float, ...]:
         return ()
     found = []
     for devices, stage in zip(backward, facts.stages, strict=False):
-        longest = max(shares(stage.parameters, len(devices)))
-        found.append(_all_reduce(facts, devices, len(devices) * longest * stage.gradients))
+        nbytes = len(devices) * _longest_share(stage, devices) * stage.gradients
+        found.append(_all_reduce(facts, devices, nbytes))
     return tuple(found)
 
 
@@ -183,8 +183,7 @@ def _steps(facts: Facts, schedule: Schedule, times: Times, *, clipped: bool) -> 
         return tuple(found)
     for stage, devices in enumerate(place.backward):
         known = facts.stages[stage]
-        share = max(shares(known.parameters, len(devices)))
-        found[stage] -= known.cost.step * (1 - share)
+        found[stage] -= known.cost.step * (1 - _longest_share(known, devices))
     if facts.state_waits and not schedule.state_beside:
         found = [s + 2 * copy for s, copy in zip(found, _state(facts, schedule), strict=True)]
     added = list(_shared(facts.shared, place))
@@ -202,10 +201,14 @@ def _state(facts: Facts, schedule: Schedule) -> tuple[float, ...]:
     """Seconds of a copy of the optimizer's state to or from host memory, per stage."""
     found = []
     for known, devices in zip(facts.stages, schedule.placement.backward, strict=False):
-        share = max(shares(known.parameters, len(devices)))
         rate = min(facts.cluster.devices[d].host_bandwidth for d in devices)
-        found.append(share * known.cost.optimizer_bytes / rate)
+        found.append(_longest_share(known, devices) * known.cost.optimizer_bytes / rate)
     return tuple(found)
+
+
+def _longest_share(stage: StageFacts, devices: Devices) -> float:
+    """The part of a stage's parameters that one replica steps, of the one that steps most."""
+    return max(shares(stage.parameters, len(devices)))
 
 
 def _shared(shared: Sequence[SharedWeight], place: Placement) -> Iterator[tuple[float, list[int]]]:

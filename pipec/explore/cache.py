@@ -19,6 +19,7 @@ from pipec.files import write_file
 from pipec.graph.structure import structural_key
 
 PACKAGE = Path(__file__).parents[1]
+"""All sources of pipec."""
 
 
 def cache_directory() -> Path:

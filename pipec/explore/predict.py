@@ -36,7 +36,7 @@ class Prediction:
         seconds: Of one step (the whole batch, gradients reduced), without a flush of one more round
             of a run that goes on; infinite if it is impossible or was not timed.
         bound: No plan of the candidate has a faster step.
-        bubble: Share of device time without compute.
+        bubble: Share of device time without compute or a step.
         peak_bytes: Most bytes held, per device.
         reduce_seconds: Longest all-reduce of a stage's gradients over its replicas.
         loose_seconds: No cut that does not fit has a faster step; infinite if all fit.

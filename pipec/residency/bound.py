@@ -71,7 +71,7 @@ class _Program:
         self.rate = problem.bandwidth * self.second / self.unit
         self.weight = 1.0 if problem.behind is None else TIE
         self.columns = 2 * self.n + len(self.NAMES)
-        self.whole = False
+        self.splits = True  # x may be above 0
         self.rows: list[FloatArray] = []
         self.low: list[float] = []
         self.high: list[float] = []
@@ -111,7 +111,7 @@ def bound(
             no parts. Two sets that never meet would need none: that is not relied on.
     """
     program = _Program(problem, problem.cap if cap is None else cap)
-    program.whole = decides and not problem.parts
+    program.splits = problem.parts or not decides
     apart = problem.behind is not None
     if apart:
         _apart(program)
@@ -194,7 +194,7 @@ def _milp(c: _Program, *, whole: bool) -> OptimizeResult:
     top = np.full(c.columns, np.inf)
     top[: c.n] = 1.0 if c.p.moves else 0.0
     top[c.n : 2 * c.n] = np.isfinite(c.p.recompute)
-    top[c.at("x")] = 0.0 if c.whole else np.inf
+    top[c.at("x")] = np.inf if c.splits else 0.0
     integral = np.zeros(c.columns, dtype=np.int64)
     integral[: 2 * c.n] = whole
     bounds = Bounds(np.zeros(c.columns), top)

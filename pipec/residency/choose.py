@@ -191,8 +191,7 @@ def _dealt(problem: Problem, leaving: IntArray, depth: int, count: int) -> tuple
 
 def _two_parts(problem: Problem, decision: IntArray, leaving: IntArray) -> tuple[Slot, ...]:
     """What leaves first, no more than must: what two sets need above either device's room."""
-    assert problem.behind is not None
-    room = min(problem.cap, problem.behind - problem.working_bytes(decision))
+    room = problem.room(problem.working_bytes(decision))
     moved = float(problem.nbytes[leaving].sum())
     want = min(max(2 * moved - room, 0.0), moved)
     first = _least_sum(problem, leaving, want) if problem.parts else []

@@ -122,11 +122,9 @@ def _apart(
     p: Problem, decision: IntArray, slots: Sequence[Slot], working: float
 ) -> tuple[float, float]:
     """As a `Played` has them: T, and the bytes of the fuller device, as if its cap were F's."""
-    assert p.behind is not None
     moved = p.bytes_of(decision, OFFLOAD)
     part = sum(float(p.nbytes[list(s.values)].sum()) for s in slots if s.depth == 1)
-    held = 2 * moved - part
-    peak = max(held, held + working - p.behind + p.cap)
+    peak = 2 * moved - part + p.cap - p.room(working)
     seconds = least(p, decision)[0]
     if part:
         slower = max(p.forward, p.backward + p.again_seconds(decision))

@@ -155,6 +155,10 @@ class Problem:
             self.learnt.append(found)
         return max(least, found.nbytes)
 
+    def room(self, working: float) -> float:
+        """Bytes for saved values on the fuller of two devices, if a backward holds so many more."""
+        return self.cap if self.behind is None else min(self.cap, self.behind - working)
+
     def keep_all(self) -> IntArray:
         """The decision to keep everything."""
         return np.full(self.values, KEEP, np.int64)

@@ -94,11 +94,8 @@ def chain(steps: Sequence[Step], dtype: str) -> list[str] | None:
 
 def _step(step: Step, k: int, x: Exact, dtype: str) -> Exact | None:
     """A step on a variable; None if it needs floating point."""
-    op, value, y = (
-        step.op,
-        step.value,
-        Exact.raw("y" if step.operand == "stream" else f"t{k}", dtype),
-    )
+    op, value = step.op, step.value
+    y = Exact.raw("y" if step.operand == "stream" else f"t{k}", dtype)
     if op in _ALONE:
         return replace(x, text=_ALONE[op].format(x=x.text))
     if op == "square":
