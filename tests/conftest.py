@@ -18,4 +18,9 @@ settings.register_profile("fuzz", deadline=None, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 
 # With all of torch in memory, looking for cycles took a tenth of the processor time.
-gc.set_threshold(10_000)
+gc.set_threshold(50_000)
+
+
+def pytest_collection_finish() -> None:
+    """What has been imported until now stays: nobody looks through it for cycles."""
+    gc.freeze()

@@ -145,9 +145,9 @@ class _Layout:
         """Wires over every boundary in every trial, [trials, boundaries]."""
         regions = np.arange(len(self.limits))
         fixed = np.broadcast_to(regions, (len(trials), len(regions)))
-        below = np.hstack((trials, fixed))[..., None] <= regions[:-1]
-        first, second = self.joints.T
-        return np.asarray(self.wires.astype(float) @ (below[:, first] != below[:, second]))
+        first, second = np.hstack((trials, fixed)).T[self.joints.T]
+        wires = self.wires.astype(float)
+        return np.stack([wires @ ((first <= r) != (second <= r)) for r in regions[:-1]], axis=-1)
 
     def _costs(self, trials: Where) -> Numbers:
         """Wires that cross in every trial, and far more where limits are exceeded."""

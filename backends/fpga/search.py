@@ -139,6 +139,7 @@ class Search:
     def __post_init__(self) -> None:
         nodes = {layer.node: 0 for layer in self.network.layers}
         self._demands = Demands(self.network, self.board.precision, nodes)
+        self._known: dict[tuple[object, ...], StageDesign | Shortage] = {}
 
     def at(self, target: int) -> StageDesign | Shortage:
         """The design for a target interval, or what it lacks."""
@@ -163,7 +164,14 @@ class Search:
         return self._laid_out(self._demands.design(target, least))
 
     def _laid_out(self, design: StageDesign) -> StageDesign | Shortage:
-        """A folded design on the board, FIFOs sized, some of them in DDR if they may lie there."""
+        """A folded design on the board; many targets have the same one."""
+        folded = (*design.engines, *design.streams.values())
+        if folded not in self._known:
+            self._known[folded] = self._sized(design)
+        return self._known[folded]
+
+    def _sized(self, design: StageDesign) -> StageDesign | Shortage:
+        """The same, FIFOs sized, some of them in DDR if they may lie there."""
         design = deepened(on(design, self.board, self.name), self.waiting)
         fifos = _deeper(deep_fifos(design), self.reserved)
         lay_out = self.lay_out or (lambda made, fifos: laid_out(made, self.board, fifos))

@@ -4,8 +4,9 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from benchmarks.hls_check.found import Array, Interval
@@ -15,11 +16,13 @@ from benchmarks.hls_check.recurrence import Body
 from benchmarks.hls_check.schedule import HAND_OVER, pauses_in
 from pipec.backends.fpga.emit.headers import own_header
 from pipec.backends.fpga.stagejson import read_record
+from pipec.backends.fpga.toolchain import workspace
 from pipec.errors import BackendError
 
 CLANG = ("clang-14", "clang-15", "clang-16")
 """Compilers whose IR has typed pointers, or can be told to."""
 _UNROLL = re.compile(r"^(\s*for \(.*\{)\n(#pragma HLS UNROLL\b.*)$", re.MULTILINE)
+LIBRARY = ("cmath", "cstddef", "cstdint", "cstring", "limits", "type_traits", "utility")
 MOST_PORTS = 1 << 30
 """Reads of a memory with as many ports as it is read by (UG1399, ``rom_np``)."""
 _PIPELINE = re.compile(r"^#pragma HLS PIPELINE\b(?: +II *= *(.+))?$", re.MULTILINE)
@@ -29,14 +32,13 @@ _DISTANCE = re.compile(
 )
 _PRAGMA = re.compile(r"^ *#pragma HLS (\w+)\s+(.*)$", re.MULTILINE)
 _HEAD = re.compile(r"^(?:inline )?[\w:<>,&* ]+?(\w+)\([^;]*?$", re.MULTILINE)
+_CALLED = re.compile(r"(?<!void )\b(\w+)[<(]")
 _GLOBAL = re.compile(
     r"^(@(?:\"[^\"]+\"|[-\w.$]+)) = .*?(?:global|constant) ((?:\[\d+ x )+)", re.MULTILINE
 )
 FLAGS = [
     "-std=c++17",
     "-O2",
-    "-S",
-    "-emit-llvm",
     "-fno-discard-value-names",
     "-fno-vectorize",
     "-fno-slp-vectorize",
@@ -113,8 +115,9 @@ def read(source: Path) -> Code:
         paths = [p for p in sorted((folder / "src").rglob("*")) if p.suffix in {".h", ".cpp"}]
         texts = {path: path.read_text(encoding="utf-8") for path in paths}
         headers = "\n".join(text for path, text in texts.items() if path.suffix == ".h")
+        called = set(_CALLED.findall(headers))
         for path, text in texts.items():
-            _collect(arrays, text, headers)
+            _collect(arrays, text, called)
             path.write_text(_translated(text, engines), encoding="utf-8")
         shutil.copy(Path(__file__).with_name("hls_stream.h"), folder)
         for header in ("ap_axi_sdata.h", "ap_int.h"):
@@ -193,16 +196,15 @@ def _translated(text: str, engines: Collection[str]) -> str:
     return re.sub(rf"^void (?=(?:{names})\()", alone, text, flags=re.MULTILINE)
 
 
-def _collect(arrays: dict[tuple[str, str], Array], text: str, headers: str) -> None:
+def _collect(arrays: dict[tuple[str, str], Array], text: str, called: Collection[str]) -> None:
     """Add what the pragmas of a text say of arrays; functions that headers call have no name."""
     heads = [(m.start(), m[1]) for m in _HEAD.finditer(text)]
-    parts = {name for _, name in heads if re.search(rf"(?<!void )\b{name}[<(]", headers)}
     for pragma in _PRAGMA.finditer(text):
         kind, rest = pragma.groups()
         around = [name for at, name in heads if at < pragma.start()]
         words = dict(re.findall(r"(\w+)\s*=\s*([\w.]+)", rest))
         variable = words.get("variable", "").split(".")[0]
-        name = (around[-1] if around and around[-1] not in parts else "", variable)
+        name = (around[-1] if around and around[-1] not in called else "", variable)
         old = arrays.get(name, Array())
         if kind == "ARRAY_PARTITION" and "complete" in rest:
             arrays[name] = Array(int(words.get("dim", 0)), old.ports)
@@ -213,13 +215,27 @@ def _collect(arrays: dict[tuple[str, str], Array], text: str, headers: str) -> N
 
 
 def _ir(folder: Path) -> str:
+    made = folder / "stage.ll"
+    options: list[str | Path] = ["-S", "-emit-llvm", "-include-pch", _library(), "-I", folder]
+    _clang([*options, "-I", folder / "src", folder / "src" / "stage_top.cpp", "-o", made])
+    return made.read_text(encoding="utf-8")
+
+
+@cache
+def _library() -> Path:
+    """The standard headers that engines include, read once, since they take longest."""
+    made = workspace() / "hls_check.pch"
+    words = (word for name in LIBRARY for word in ("-include", name))
+    _clang(["-x", "c++-header", *words, "/dev/null", "-o", made])
+    return made
+
+
+def _clang(arguments: Sequence[str | Path]) -> None:
     clang = next((c for c in CLANG if shutil.which(c)), None)
     if clang is None:
         raise BackendError("no clang to read the emitted code with", want=" or ".join(CLANG),
                            hint="apt-get install clang-14")  # fmt: skip
-    command = [clang, *FLAGS, "-I", str(folder), "-I", str(folder / "src"),
-               str(folder / "src" / "stage_top.cpp"), "-o", str(folder / "stage.ll")]  # fmt: skip
+    command = [clang, *FLAGS, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1800)
     if done.returncode != 0:
         raise BackendError("clang refuses the emitted code", got=done.stderr[:2000])
-    return (folder / "stage.ll").read_text(encoding="utf-8")

@@ -71,7 +71,7 @@ def _stepped(
     """
     held = {n: nn.Parameter(v.clone()) for n, v in values.items()}
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+        torch.default_generator.manual_seed(0)  # of no other device, where the state would stay
         optimizer = make(list(held.items()))
         for step in range(_STEPS):
             for n, p in held.items():

@@ -25,6 +25,8 @@ from tests.runtime.processes import Death
 
 PATIENCE = timedelta(minutes=10)
 """What ranks wait for others where none is expected to die: longer than any machine is busy."""
+STARTED = timedelta(seconds=20)
+"""In which all ranks start, however short they wait afterwards."""
 
 torch.set_num_threads(1)
 
@@ -76,7 +78,7 @@ def trained(
         if next(lived) == living and death is not None:
             death.arm()
 
-    with process_group(max(timeout, timedelta(minutes=1))):
+    with process_group(max(timeout, STARTED)):
         arm()
         pipeline = DistributedPipeline(
             plan, data(plan), settings(), schedule=endless(plan), timeout=timeout
@@ -166,7 +168,7 @@ def stopped(directory: Path, victim: int, number: int, timeout: timedelta) -> No
         return given(k)
 
     try:
-        with process_group(max(timeout, timedelta(minutes=1))):
+        with process_group(max(timeout, STARTED)):
             train(DistributedPipeline(plan, batch, settings(), timeout=timeout), 10)
     except PipecError as error:
         (directory / f"says{rank}").write_text(str(error))

@@ -21,6 +21,9 @@ OWN = ("src/stage_top.cpp", "tb/tb_stage.cpp")
 COMMON = ("tb/port_files.cpp", "csim/dataflow.cpp")
 """The same in all stages; each includes no other file than its header."""
 SOURCES = (*OWN, *COMMON)
+LIBRARY = ("cmath", "cstdint", "cstdio", "cstdlib", "cstring", "limits", "string", "type_traits",
+           "utility", "vector")  # fmt: skip
+"""Most of the text of a small stage. The files include it themselves, too."""
 INCLUDES = ("-Isrc", "-Isrc/engines", "-Itb", "-Icsim")
 
 
@@ -40,21 +43,26 @@ def build(stage: Path, extra: Sequence[str] = ()) -> Path:
     for source in SOURCES:
         if not (stage / source).is_file():
             raise BackendError("an emitted file is missing", where=stage / source)
+    library = [word for name in LIBRARY for word in ("-include", name)]
+    header = _made(stage, (), ("-x", "c++-header", *library, "/dev/null"), extra, ".h.gch")
     common = [
         str(_made(stage, [source.replace(".cpp", ".*")], ("-c", source), extra))
         for source in COMMON
     ]
-    return _made(stage, ("src/*", "src/engines/*", "tb/*", "csim/*"), (*OWN, *common), extra)
+    own = ("-include", str(header.with_suffix("")), *OWN, *common)
+    return _made(stage, ("src/*", "src/engines/*", "tb/*", "csim/*"), own, extra)
 
 
-def _made(stage: Path, read: Sequence[str], rest: Sequence[str], extra: Sequence[str]) -> Path:
+def _made(
+    stage: Path, read: Sequence[str], rest: Sequence[str], extra: Sequence[str], ending: str = ""
+) -> Path:
     """What the compiler makes of texts, unless this process has it."""
     command = [*STANDARD, *FLAGS, *extra, *INCLUDES, *rest]
     digest = hashlib.sha256(" ".join([compiler(), *command]).encode())
     for path in sorted(path for pattern in read for path in stage.glob(pattern)):
         if path.suffix in (".h", ".cpp"):  # weights are read when it runs
             digest.update(f"{path.relative_to(stage)}\0".encode() + path.read_bytes())
-    made = workspace() / digest.hexdigest()
+    made = workspace() / f"{digest.hexdigest()}{ending}"
     if made.exists():
         return made
     half = made.with_suffix(f".{threading.get_ident()}")  # equal stages may meet here

@@ -151,6 +151,15 @@ def test_designs_fit_small_boards(name: str, precision: str) -> None:
     assert simulate_stage(design, 4).interval == design.interval
 
 
+def test_what_a_search_found_for_other_targets_changes_nothing() -> None:
+    """Four of them have engines of the same names."""
+    model, x = made("resnet")
+    network = lower(graph_of(model, x))
+    search = Search(network, board())
+    for target in (970, 1_200, 1_300, 1_500, 2_000, 2_100):
+        assert search.at(target) == Search(network, board()).at(target)
+
+
 def test_more_dsps_give_a_shorter_interval() -> None:
     model, x = made("resnet")
     network = lower(graph_of(model, x))

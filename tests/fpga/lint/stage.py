@@ -74,7 +74,7 @@ def _files(texts: Mapping[str, str]) -> Iterator[Finding]:
     """Findings in sources beside the kernel, name to text; stages have most of them in common."""
     roots = [_parsed(text) for text in texts.values()]
     words = words_of(roots)
-    arrays = {name: of for root in roots for name, of in members(root).items()}
+    arrays = {name: of for text in texts.values() for name, of in _members(text).items()}
     for name, text in texts.items():
         yield from _file(name, text, words, tuple(arrays.items()))
 
@@ -82,6 +82,11 @@ def _files(texts: Mapping[str, str]) -> Iterator[Finding]:
 @lru_cache(maxsize=256)
 def _parsed(text: str) -> Block:
     return parse(text)
+
+
+@lru_cache(maxsize=256)
+def _members(text: str) -> Mapping[str, tuple[str, ...]]:
+    return members(_parsed(text))
 
 
 @lru_cache(maxsize=256)
