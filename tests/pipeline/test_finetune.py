@@ -1,26 +1,34 @@
 """The fine-tuning example under torchrun, resumed on more ranks, beside a plain loop."""
 
-import os
-import subprocess
+import contextlib
+import io
+import runpy
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
 from transformers import LlamaForCausalLM
 
+from tests.runtime.processes import elastic
+
 EXAMPLE = Path(__file__).parents[2] / "examples/finetune.py"
 
 
+def fine_tuned(out: Path, steps: int) -> list[float]:
+    """What a rank that runs the example prints."""
+    said, words = io.StringIO(), [str(EXAMPLE), str(out), str(steps)]
+    with mock.patch("sys.argv", words), contextlib.redirect_stdout(said):
+        runpy.run_path(words[0], run_name="__main__")
+    return [float(line) for line in said.getvalue().split()]
+
+
 def trained(out: Path, ranks: int, steps: int) -> list[float]:
-    """Losses of the steps that this run made, then that of the evaluation."""
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
-         str(ranks), EXAMPLE, out, str(steps)],
-        capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    return [float(line) for line in done.stdout.split()]
+    """Losses of the steps that this run made, then that of the evaluation; rank 0 alone prints."""
+    first, *others = elastic(fine_tuned, out, steps, ranks=ranks).values()
+    assert not any(others)
+    return first
 
 
 @pytest.mark.slow

@@ -1,6 +1,9 @@
 """Several plans run by ranks, compared with the same in one process."""
 
+import contextlib
 import itertools
+import os
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +26,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import pipec
+from pipec.cli.main import main
 from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.driver import default_passes, emit, make_plan
 from pipec.compiler.endless import endless
@@ -411,3 +415,11 @@ def one_value_between(graph: Graph, count: int) -> list[Graph]:
     ends = [k + 1 for k, n in enumerate(graph.calls) if "tanh" in str(n.target)]
     bounds = [0, *ends[: count - 1], len(names)]
     return [extract(graph, set(names[a:b]), "Stage") for a, b in itertools.pairwise(bounds)]
+
+
+def command(directory: Path, words: list[list[str]]) -> None:
+    """The command line, with the words of each rank; its errors go to ``says<rank>``."""
+    rank = int(os.environ["RANK"])
+    sys.argv = ["pipec", *words[rank]]
+    with (directory / f"says{rank}").open("w") as said, contextlib.redirect_stderr(said):
+        main()

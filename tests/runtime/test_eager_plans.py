@@ -172,11 +172,12 @@ def run(folder: Path, *args: str) -> str:
 def test_a_saved_plan_runs_on_ranks_that_read_its_factory_again(
     saved: Path, pipec_here: Pipec
 ) -> None:
-    run(saved, "run", "out", "--data", "net.py:batch", "--rounds", "2", "--drain",
-        "--optimizer", "sgd:lr=0.05,momentum=0.9", "--metrics", "m.json", "-q")  # fmt: skip
+    words = ["run", "out", "--data", "net.py:batch", "--rounds", "2", "--drain", "-q",
+             "--optimizer", "sgd:lr=0.05,momentum=0.9", "--metrics"]  # fmt: skip
+    run(saved, *words, "m.json")
     rows = [json.loads(line) for line in (saved / "m.json").read_text().splitlines()]
-    run(saved, "run", "out", "--data", "net.py:batch", "--rounds", "2", "--drain", "--local",
-        "--optimizer", "sgd:lr=0.05,momentum=0.9", "--metrics", "l.json", "-q")  # fmt: skip
+    alone = pipec_here(*words, "l.json", "--local")
+    assert alone.code == 0, alone
     local = [json.loads(line) for line in (saved / "l.json").read_text().splitlines()]
     assert [r["loss"] for r in rows] == [r["loss"] for r in local]
     verified = pipec_here("verify", "out")

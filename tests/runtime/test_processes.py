@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,7 +19,7 @@ from pipec.runtime.local import LocalPipeline
 from tests.autodiff.zoo import floats
 from tests.runtime import jobs
 from tests.runtime.pipelines import emitted
-from tests.runtime.processes import elastic
+from tests.runtime.processes import alone, elastic
 
 ROOT = Path(__file__).parents[2]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
@@ -146,24 +145,12 @@ def test_the_emitted_script_trains(place: Path) -> None:
 
 @pytest.mark.usefixtures("plan")
 @pytest.mark.parametrize("option", ["--rounds", "--trace"])
-def test_ranks_with_other_options_are_named(
-    option: str, place: Path, plan: Plan, tmp_path: Path
-) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    told = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    command = [sys.executable, "-m", "pipec", "run", f"{place}/out", "--timeout", "60"]
+def test_ranks_with_other_options_are_named(option: str, place: Path, tmp_path: Path) -> None:
     odd = {"--rounds": "3", "--trace": str(tmp_path / "trace.json")}[option]
-    ranks = [
-        subprocess.Popen(
-            [*command, *words], env={**ENVIRONMENT, **told, "RANK": str(rank)}, cwd=ROOT,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )
-        for rank, words in enumerate(([], [option, odd]))
-    ]  # fmt: skip
-    for rank in ranks:
-        _, said = rank.communicate(timeout=300)
-        assert rank.returncode == 1
+    words = ["run", f"{place}/out", "--timeout", "60"]
+    assert alone(jobs.command, tmp_path, [words, [*words, option, odd]], ranks=2) == [1, 1]
+    for rank in (0, 1):
+        said = (tmp_path / f"says{rank}").read_text()
         assert f"the ranks do not agree on {option}" in said
         assert f"; rank 1: {odd}" in said
 
