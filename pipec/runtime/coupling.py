@@ -41,11 +41,12 @@ def check_uncoupled(make: OptimizerFactory, parameters: Mapping[str, torch.Tenso
         {n: torch.randn(shapes[n], generator=generator).to(parameters[n].dtype) for n in names}
         for _ in range(2)
     )
-    for moved in (names[::2], names[: len(names) // 2]):
-        try:
-            plain, changed = (_stepped(make, values, gradients, m) for m in ((), moved))
-        except Exception:  # it looks at more than names and dimensions
-            return
+    halves = (names[::2], names[: len(names) // 2])
+    try:
+        plain, *others = (_stepped(make, values, gradients, moved) for moved in ((), *halves))
+    except Exception:  # it looks at more than names and dimensions
+        return
+    for moved, changed in zip(halves, others, strict=True):
         still = (n for n in names if n not in moved and not torch.equal(plain[0][n], changed[0][n]))
         where = next(still, None if plain[1] == changed[1] else "the settings of a group")
         if where is not None:
