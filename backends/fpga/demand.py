@@ -77,13 +77,11 @@ class Shortage:
     Attributes:
         exceeded: The limits that are exceeded, each with by how much.
         of_memory: Whether less memory would help.
-        of_regions: Whether the board as a whole would hold it.
         least: An interval that might do, if that is known.
     """
 
     exceeded: tuple[str, ...]
     of_memory: bool = False
-    of_regions: bool = False
     least: int = 0
 
 

@@ -125,24 +125,6 @@ class DdrPort:
 
 
 @dataclass(frozen=True)
-class Floorplan:
-    """Where engines lie on a chip of several dies (`pipec.backends.fpga.regions`).
-
-    Attributes:
-        regions: Engine to the super logic regions that it lies in, one or, if it is large, several.
-        used: Of every region; ``limits`` what may be used of it.
-        wires: Between each region and the next, of streams and memory ports.
-        wire_limit: How many these may be.
-    """
-
-    regions: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    used: tuple[Resources, ...] = ()
-    limits: tuple[Resources, ...] = ()
-    wires: tuple[int, ...] = ()
-    wire_limit: int = 0
-
-
-@dataclass(frozen=True)
 class StageDesign:
     """Everything about one stage on one board.
 
@@ -161,7 +143,6 @@ class StageDesign:
         interval: Cycles from frame to frame: the busiest engine's (FIFOs are sized so that it is
             reached), or simulated where ``simulated`` is true.
         latency: Cycles from the first token in to the last token out of one frame.
-        floorplan: Engines in the chip's super logic regions.
     """
 
     name: str
@@ -179,7 +160,6 @@ class StageDesign:
     interval: int = 0
     latency: int = 0
     simulated: bool = False
-    floorplan: Floorplan = field(default_factory=Floorplan)
 
     def engine(self, name: str) -> Engine:
         """The engine called ``name`` (KeyError if there is none)."""

@@ -19,7 +19,7 @@ from pipec.backends.fpga.numbers import Int8
 from pipec.backends.fpga.quantise.formats import formats_of, observed
 from pipec.backends.fpga.quantise.layers import quantised
 from pipec.backends.fpga.quantise.samples import calibration_samples
-from pipec.backends.fpga.search import Board, Search, deep_fifos, laid_out
+from pipec.backends.fpga.search import Board, Search, deep_fifos, fitted
 from pipec.cluster.cluster import Link
 from pipec.cluster.device import Device
 from pipec.errors import BackendError, PlanError
@@ -164,7 +164,7 @@ def designs_of(plan: Plan) -> tuple[StageDesign, ...]:
     for _ in range(_ROUNDS):
         deep = joined([shrunk(design) if simulate else design for design in designs])
         counted = [
-            d if d is designs[k] else laid_out(d, board_of(plan, k), deep_fifos(d))
+            d if d is designs[k] else fitted(d, board_of(plan, k), deep_fifos(d))
             for k, d in enumerate(deep)
         ]
         late = [k for k, d in enumerate(counted) if isinstance(d, Shortage)]

@@ -27,7 +27,6 @@ from pipec.backends.fpga.memory import (
     fifos_logic,
     placed,
 )
-from pipec.backends.fpga.regions import floorplan
 from pipec.cluster.device import Device, FpgaResources, ram_bits
 from pipec.errors import BackendError
 
@@ -125,7 +124,7 @@ class Search:
         reserved: FIFOs that are known to become at least so deep; room is kept for them.
         movable: Whether a FIFO may lie in DDR (``Stream.memory`` says which do); none if not given.
         waiting: Inputs that wait elsewhere until they are read (`pipec.backends.fpga.flow`).
-        lay_out: What becomes of a folded design with these FIFOs; `laid_out` if not given.
+        lay_out: What becomes of a folded design with these FIFOs; `fitted` if not given.
     """
 
     network: Network
@@ -174,7 +173,7 @@ class Search:
         """The same, FIFOs sized, some of them in DDR if they may lie there."""
         design = deepened(on(design, self.board, self.name), self.waiting)
         fifos = _deeper(deep_fifos(design), self.reserved)
-        lay_out = self.lay_out or (lambda made, fifos: laid_out(made, self.board, fifos))
+        lay_out = self.lay_out or (lambda made, fifos: fitted(made, self.board, fifos))
         found = lay_out(design, fifos)
         if isinstance(found, Shortage) and found.of_memory and self.movable is not None:
             moved, fifos = _moved(design, fifos, self.movable)
@@ -183,7 +182,7 @@ class Search:
         return found
 
     def best(self, start: int = 0) -> StageDesign:
-        """The design of least interval that fits the board and its regions, FIFOs sized.
+        """The design of least interval that fits the board, FIFOs sized.
 
         Args:
             start: An interval that is short enough: what other stages take.
@@ -209,7 +208,7 @@ class Search:
 
     def _too_large(self, lacks: Shortage) -> BackendError:
         """The error for a stage that fits neither on chip nor streamed."""
-        if lacks.of_memory and not lacks.of_regions:
+        if lacks.of_memory:
             streamed = self._least(_SLOWEST)
             lacks = streamed if isinstance(streamed, Shortage) else lacks
         return BackendError(
@@ -238,8 +237,8 @@ def deep_fifos(design: StageDesign) -> tuple[Item, ...]:
     return tuple(i for s in design.streams.values() if (i := fifo_item(s)) is not None)
 
 
-def laid_out(design: StageDesign, board: Board, fifos: Sequence[Item]) -> StageDesign | Shortage:
-    """The design with memories and memory ports placed and counted and engines in regions.
+def fitted(design: StageDesign, board: Board, fifos: Sequence[Item]) -> StageDesign | Shortage:
+    """The design with memories and memory ports placed and counted.
 
     Args:
         design: Engines and streams; where its memories lie so far does not matter. Its limits are
@@ -250,18 +249,6 @@ def laid_out(design: StageDesign, board: Board, fifos: Sequence[Item]) -> StageD
     Returns:
         What it lacks if it does not fit.
     """
-    found = fitted(design, board, fifos)
-    if isinstance(found, Shortage):
-        return found
-    shell = board.links + (board.controllers if found.ddr else Resources())
-    plan = floorplan(found, board.fabric, shell)
-    if isinstance(plan, list):
-        return Shortage(tuple(plan), of_memory=True, of_regions=True)
-    return dataclasses.replace(found, floorplan=plan)
-
-
-def fitted(design: StageDesign, board: Board, fifos: Sequence[Item]) -> StageDesign | Shortage:
-    """The same, regions not looked at."""
     ported = dataclasses.replace(design, ddr=design.ddr or ddr_ports(design))
     banked = ported if design.ddr else with_banks(ported, board.device)
     if banked is None:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar, get_type_hints
 from msgspec import convert
 from numpy.typing import NDArray
 
-from pipec.backends.fpga.design import DdrPort, Floorplan, StageDesign, Stream
+from pipec.backends.fpga.design import DdrPort, StageDesign, Stream
 from pipec.backends.fpga.engines.base import Engine, Nest, busy_cycles, run_table
 from pipec.backends.fpga.engines.parts import Resources, Weight
 from pipec.backends.fpga.engines.swg import Swg
@@ -19,7 +19,7 @@ from pipec.backends.fpga.wire import ports_of
 from pipec.errors import BackendError
 from pipec.files import read_data
 
-T = TypeVar("T", Engine, Weight, Stream, Floorplan, StageDesign)
+T = TypeVar("T", Engine, Weight, Stream, StageDesign)
 SCHEMA = 1
 """Version of the format; a reader refuses a larger one."""
 
@@ -36,8 +36,7 @@ _LAYOUT: dict[type, str] = {
         stage=name device part clock_mhz precision
         cycles.interval cycles.latency cycles.simulated cycles.bottleneck
         resources.estimate=resources resources.limit=limits
-        regions=floorplan inputs outputs ports engines fifos ddr""",
-    Floorplan: "slr wires wire_limit",
+        inputs outputs ports engines fifos ddr""",
     Engine: """
         name kind node origin nest inputs outputs
         numbers.dtype numbers.second numbers.result numbers.narrowing
@@ -68,8 +67,6 @@ def stage_record(design: StageDesign) -> Json:
     for port in (*found["inputs"], *found["outputs"]):
         if port["stream"]:
             port["bytes_per_frame"] = design.streams[port["stream"]].nbytes
-    for engine in found["engines"]:
-        engine["regions"] = list(design.floorplan.regions.get(engine["name"], ()))
     return found
 
 
@@ -99,15 +96,6 @@ def _plain(value: object) -> object:
     return str(value) if value in (float("inf"), float("-inf")) else value
 
 
-def _regions(plan: Floorplan) -> list[Json]:
-    """The super logic regions, if the chip has several: what is used of each."""
-    sides = [
-        [{k: round(getattr(each, k), 1) for k in ("dsp", "lut", "bram36", "uram")} for each in side]
-        for side in (plan.used, plan.limits)
-    ]
-    return [{"estimate": used, "limit": limit} for used, limit in zip(*sides, strict=True)]
-
-
 def firing_rule(engine: Engine) -> object:
     """The run table as nested lists; of a window generator its rule, whose rows repeat.
 
@@ -133,7 +121,6 @@ _MADE: dict[tuple[type, str], Callable[[Any], object]] = {
     ),
     (StageDesign, "ports"): lambda d: {n: p.port.stream for n, p in ports_of(d).items()},
     (StageDesign, "fifos"): lambda d: list(d.streams.values()),
-    (Floorplan, "slr"): _regions,
     (Engine, "busy_cycles"): busy_cycles,
     (Engine, "runs"): firing_rule,
     (Engine, "dsp"): lambda engine: round(engine.resources.dsp, 1),
@@ -169,9 +156,8 @@ def design_of(record: Json) -> StageDesign:
     """
     if record.get("schema") != SCHEMA:
         raise BackendError("stage.json has another version", got=record.get("schema"), want=SCHEMA)
-    sides = ("used", "estimate"), ("limits", "limit")
     try:
-        resources, regions = record["resources"], record["regions"]
+        resources = record["resources"]
         return _made(
             StageDesign,
             record,
@@ -182,12 +168,6 @@ def design_of(record: Json) -> StageDesign:
             streams={s["name"]: _made(Stream, s) for s in record["fifos"]},
             resources=convert(resources["estimate"], Resources),
             limits=convert(resources["limit"], Resources),
-            floorplan=_made(
-                Floorplan,
-                regions,
-                regions={e["name"]: tuple(e["regions"]) for e in record["engines"]},
-                **{k: tuple(convert(r[of], Resources) for r in regions["slr"]) for k, of in sides},
-            ),
         )
     except DAMAGE as error:
         raise BackendError("stage.json is damaged", got=repr(error)) from error

@@ -4,7 +4,6 @@ from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.engines.parts import Memory
 from pipec.backends.fpga.fifo import busiest
 from pipec.backends.fpga.links import Frame, link_cycles, link_seconds
-from pipec.backends.fpga.regions import KINDS
 from pipec.cluster.cluster import Link
 from pipec.cluster.device import Device
 from pipec.plan.model import StageTiming
@@ -40,16 +39,6 @@ def stage_timing(design: StageDesign, device: Device, link: Link | None = None) 
         f"{mac_units(design):,} multiply-accumulate units; {design.resources.dsp:,.0f} of "
         f"{design.limits.dsp:,.0f} DSPs"
     )
-    plan = design.floorplan
-    if plan.regions:
-        fills = []
-        for k, (used, limit) in enumerate(zip(plan.used, plan.limits, strict=True)):
-            shares = [(getattr(used, n) / max(getattr(limit, n), 1e-9), n) for n in KINDS]
-            fills.append("SLR{} {:.0%} of {}".format(k, *max(shares)))
-        notes.append(
-            f"super logic regions: {', '.join(fills)}; wires between them "
-            f"{', '.join(map(str, plan.wires))} of {plan.wire_limit}"
-        )
     return StageTiming(
         interval_seconds=max(design.interval, sent) / clock,
         latency_seconds=design.latency / clock,

@@ -13,16 +13,6 @@ _NAME, _WORD = re.compile(r"[\w.+()-][\w .+()-]{0,63}"), re.compile(r"[\w.-]{0,6
 
 
 @dataclass(frozen=True)
-class Region:
-    """A super logic region: one die of a stacked chip, by its shares of the board's fabric."""
-
-    dsp: float
-    lut: float
-    bram36: float
-    uram: float
-
-
-@dataclass(frozen=True)
 class FpgaResources:
     """What an FPGA offers a dataflow design.
 
@@ -43,9 +33,6 @@ class FpgaResources:
         hard_memory: Whether its memory controllers take nothing of the fabric, as those of the
             processor of a Zynq.
         link_ports: Cages for links between boards.
-        regions: Super logic regions from bottom to top; none where the chip is one die.
-        memory_regions: Region of every memory port; none where that is not known.
-        crossings: Wires between two neighbouring regions (super long lines).
     """
 
     part: str
@@ -63,9 +50,6 @@ class FpgaResources:
     memory_ports: int = 1
     hard_memory: bool = False
     link_ports: int = 2
-    regions: tuple[Region, ...] = ()
-    memory_regions: tuple[int, ...] = ()
-    crossings: int = 0
 
     @property
     def on_chip_bytes(self) -> int:

@@ -6,10 +6,9 @@ slice where two share an operand), times two.
 """
 
 import difflib
-from collections.abc import Sequence
 from dataclasses import replace
 
-from pipec.cluster.device import Device, FpgaResources, Region
+from pipec.cluster.device import Device, FpgaResources
 from pipec.errors import ClusterError
 
 DSP_PER_MAC = {"float32": 5.0, "bfloat16": 3.0, "float16": 4.0, "int16": 1.0, "int8": 0.5}
@@ -33,22 +32,6 @@ def _gpu(
 ) -> Device:
     peak = {"float32": fp32, "float16": half, "bfloat16": half, "float64": fp32 / 2}
     return Device(kind, "gpu", peak, gib * _GIB, bandwidth, 5e-6, nvlink, 10e-6, source, host)
-
-
-def _shares(*columns: Sequence[float]) -> tuple[Region, ...]:
-    """Regions from their counts: DSP, LUT, BRAM36, UltraRAM, each a number per region."""
-    scaled = [[n / sum(column) for n in column] for column in columns]
-    return tuple(Region(*row) for row in zip(*scaled, strict=True))
-
-
-THREE, FOUR = (_shares(*[[1.0] * count] * 4) for count in (3, 4))
-"""Equal dies: those of XCVU9P, and those of XCVU13P and XCVU29P."""
-U280_REGIONS = _shares((2736, 2880, 2880), (400.8, 382.1, 380.6), (600, 576, 576), (1, 1, 1))
-U55C_REGIONS = _shares((2664, 2784, 2856), (386, 364, 381), (600, 576, 600), (1, 1, 1))
-"""What the shell leaves of each region (FINN+ platform tables)."""
-VU9P_CROSSINGS, HBM_CROSSINGS = 17_280, 23_040
-"""Super long lines between two regions, as Vivado reports them; of XCVU13P and XCVU29P the smaller
-number is assumed."""
 
 
 def _fpga(
@@ -83,30 +66,24 @@ PRESETS: dict[str, Device] = {
              "NVIDIA H200 SXM data sheet (dense)"),
         _fpga("vcu118",
               FpgaResources("xcvu9p-flga2104-2L-e", 1_182_240, 2_364_480, 2_160, 960, 6_840,
-                            memory_ports=2, regions=THREE, crossings=VU9P_CROSSINGS),
+                            memory_ports=2),
               38.4e9, 4, 100,
               "XCVU9P product table; board: 2 x DDR4-2400 x64, 2 x QSFP28 (UG1224)"),
         _fpga("vcu129",
-              FpgaResources("xcvu29p-fsga2577-2L-e", 1_728_000, 3_456_000, 2_688, 1_280, 12_288,
-                            regions=FOUR, crossings=VU9P_CROSSINGS),
+              FpgaResources("xcvu29p-fsga2577-2L-e", 1_728_000, 3_456_000, 2_688, 1_280, 12_288),
               19.2e9, 4, 100,
               "XCVU29P product table; board: DDR4, QSFP-DD and QSFP cages (UG1318)"),
         _fpga("u250",
               FpgaResources("xcu250-figd2104-2L-e", 1_728_000, 3_456_000, 2_688, 1_280, 12_288,
-                            has_platform=True, memory_ports=4, regions=FOUR,
-                            memory_regions=(0, 1, 2, 3), crossings=VU9P_CROSSINGS),
+                            has_platform=True, memory_ports=4),
               77e9, 64, 100, "Alveo U250: UG1120, UG1393 (4 x DDR4, 2 x QSFP28)"),
         _fpga("u280",
               FpgaResources("xcu280-fsvh2892-2L-e", 1_303_680, 2_607_360, 2_016, 960, 9_024,
-                            has_platform=True, memory_kind="HBM", memory_ports=32,
-                            regions=U280_REGIONS, memory_regions=(0,) * 32,
-                            crossings=HBM_CROSSINGS),
+                            has_platform=True, memory_kind="HBM", memory_ports=32),
               460e9, 8, 100, "Alveo U280: UG1120, UG1393 (HBM2, 2 x QSFP28)"),
         _fpga("u55c",
               FpgaResources("xcu55c-fsvh2892-2L-e", 1_304_000, 2_607_000, 2_016, 960, 9_024,
-                            has_platform=True, memory_kind="HBM", memory_ports=32,
-                            regions=U55C_REGIONS, memory_regions=(0,) * 32,
-                            crossings=HBM_CROSSINGS),
+                            has_platform=True, memory_kind="HBM", memory_ports=32),
               460e9, 16, 100, "Alveo U55C: UG1120, UG1393 (HBM2, 2 x QSFP28)"),
         _fpga("zcu102",
               FpgaResources("xczu9eg-ffvb1156-2-e", 274_080, 548_160, 912, 0, 2_520,

@@ -1,4 +1,4 @@
-"""What surrounds the sources: vendor scripts, Makefile, README, host program, floor plan.
+"""What surrounds the sources: vendor scripts, Makefile, README, host program.
 
 ``host/host.cpp`` is written against XRT's native C++ API. The same source runs without a board:
 ``sim/`` has XRT's headers over a model of a board that loads ``link.cfg``, makes its kernels out of
@@ -74,18 +74,6 @@ def host_files(
     }
 
 
-FLOORPLAN = "floorplan.xdc"
-
-
-def floorplan_xdc(design: StageDesign) -> str:
-    """Constraints that put the cells of every engine into its region.
-
-    HLS calls the instance of ``mvu_a<cfg::conv1_mvu>`` ``mvu_a_conv1_mvu_U0``; an engine that lies
-    in several regions is left to the placer, as are the FIFOs.
-    """
-    return filled(FLOORPLAN, **facts(design), plan=design.floorplan)
-
-
 VENDOR = ("hls_config.cfg", "run_hls.tcl")
 """For ``v++ -c --mode hls``, or for tools before 2023.2, ``vitis_hls -f run_hls.tcl``."""
 PIPELINE_STYLE = "frp"
@@ -115,8 +103,6 @@ def scripts(
         texts["link_udp.cfg"] = link_cfg(design, found, udp=True)
     elif site.alone:
         texts["block_design.tcl"] = block_design(design, found)
-    if design.floorplan.regions:
-        texts[FLOORPLAN] = floorplan_xdc(design)
     if hosted:
         texts |= host_files(design, found, used, tolerance, own or {})
     return {

@@ -3,7 +3,6 @@
 ```text
 stage0_xcvu9p/
   stage.json  README.md  Makefile  hls_*.cfg  run_hls.tcl  link.cfg or block_design.tcl
-  floorplan.xdc                                where the chip has several super logic regions
   link/                                        kernels that lead several values over one link
   mover/  host/  sim/                          where the board has a Vitis platform: kernels between
                                                memory and streams, host program, board in software

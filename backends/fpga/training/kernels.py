@@ -34,7 +34,7 @@ from pipec.backends.fpga.fifo import MIN_DEPTH, busiest, deepened, timed
 from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.lowering.network import Network
 from pipec.backends.fpga.memory import Item, logic, placed
-from pipec.backends.fpga.search import Board, Search, deep_fifos, fitted, laid_out
+from pipec.backends.fpga.search import Board, Search, deep_fifos, fitted
 from pipec.backends.fpga.training.movers import (
     Place,
     gradient_sum,
@@ -305,7 +305,7 @@ def _complete(
         return least
     slotted = with_rings(deepened(moved, [f.value for f in features]))
     slotted = dataclasses.replace(slotted, interval=max(slotted.interval, whole.interval))
-    return laid_out(slotted, board, [*deep_fifos(slotted), *waiting])
+    return fitted(slotted, board, [*deep_fifos(slotted), *waiting])
 
 
 def _unsized(design: StageDesign) -> StageDesign:
@@ -349,10 +349,6 @@ def _part(whole: StageDesign, name: str, prefix: str) -> StageDesign:
         inputs=tuple(p for p in whole.inputs if p.node.startswith(prefix)),
         outputs=tuple(p for p in whole.outputs if p.node.startswith(prefix)),
         ddr=tuple(p for p in whole.ddr if p.engine in names),
-        floorplan=dataclasses.replace(
-            whole.floorplan,
-            regions={e: r for e, r in whole.floorplan.regions.items() if e in names},
-        ),
         resources=sum((e.resources for e in engines), Resources()),
     )
     return timed(dataclasses.replace(found, interval=busiest(found)[0]))

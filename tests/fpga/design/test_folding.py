@@ -28,7 +28,6 @@ from pipec.backends.fpga.search import Board, Search, bound, fitted
 from pipec.backends.fpga.stagejson import stage_record
 from pipec.backends.fpga.timing import stage_timing
 from pipec.cluster.cluster import Link
-from pipec.cluster.device import Region
 from pipec.cluster.presets import PRESETS
 from pipec.cost.count import count
 from pipec.errors import BackendError
@@ -222,27 +221,6 @@ def test_a_refusal_is_about_weights_in_memory_where_these_fit_no_chip() -> None:
     got = str(caught.value)
     assert "LUT of" in got
     assert "BRAM36" not in got
-
-
-def test_a_refusal_names_the_region_that_is_too_full() -> None:
-    """Where all fits the board and no floorplan is found: the dies, or the wires between them."""
-    assert VCU118.fpga is not None
-    uneven = tuple(Region(1 / 3, 1 / 3, share, 1 / 3) for share in (0.9, 0.05, 0.05))
-    model = nn.Sequential(nn.Conv2d(3, 8, 3), *(nn.Conv2d(8, 8, 1) for _ in range(6)))
-    network = lower(graph_of(model, torch.randn(1, 3, 12, 12)))
-    small: dict[str, Any] = {"bram36": 140, "uram": 0, "lut": 72_000, "dsp": 90, "crossings": 10}
-    assert Search(network, board(**small, regions=())).best().resources.lut > 0
-    with pytest.raises(BackendError) as caught:
-        Search(network, board(**small, regions=uneven)).best()
-    found = re.findall(r"([\d,]+) (.+?) of ([\d,]+) \(([\d,]+) too many\)", str(caught.value))
-    assert found
-    for used, name, limit, over in found:
-        assert re.fullmatch(
-            r"(DSP|LUT|BRAM36|UltraRAM) in SLR\d|wires between SLR\d and SLR\d", name
-        )
-        assert int(used.replace(",", "")) - int(limit.replace(",", "")) == int(
-            over.replace(",", "")
-        )
 
 
 def test_a_gpu_is_no_board() -> None:

@@ -49,7 +49,6 @@ def small_board(block_rams: int) -> Board:
         lut=VCU118.fpga.lut * 2 // 5,
         uram=0,
         bram36=block_rams,
-        regions=(),
     )
     return Board(dataclasses.replace(VCU118, kind="small", fpga=fabric))
 

@@ -105,13 +105,13 @@ def test_fifos_leave_the_chip_only_where_they_do_not_fit(monkeypatch: pytest.Mon
     assert all(s.memory is None for s in roomy.streams.values())
     deep = {item.owner for item in deep_fifos(roomy) if may_wait(roomy.streams[item.owner])}
     assert deep
-    true, calls = on_board.laid_out, list[int]()
+    true, calls = on_board.fitted, list[int]()
 
     def refused_once(*args: object) -> StageDesign | Shortage:
         calls.append(1)
         return Shortage((), of_memory=True) if len(calls) == 1 else true(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(on_board, "laid_out", refused_once)
+    monkeypatch.setattr(on_board, "fitted", refused_once)
     monkeypatch.setattr(on_board, "_ON_CHIP", 0.0)
     tight = Search(network, board, movable=may_wait, waiting=()).best()
     assert {s.name for s in tight.streams.values() if s.memory is Memory.DDR} == deep
@@ -125,13 +125,13 @@ def test_weights_leave_the_chip_where_only_fifos_in_memory_make_room(
     training = plan.stages[0].training
     assert training is not None
     network, _ = networks_of([phases_of(training)])[0]
-    board, true = Board(parse_cluster("1xvcu118").devices[0]), on_board.laid_out
+    board, true = Board(parse_cluster("1xvcu118").devices[0]), on_board.fitted
 
     def small(design: StageDesign, *others: object) -> StageDesign | Shortage:
         streams = any(isinstance(e.nest, Load) for e in design.engines)
         return true(design, *others) if streams else Shortage((), of_memory=True)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(on_board, "laid_out", small)
+    monkeypatch.setattr(on_board, "fitted", small)
     monkeypatch.setattr(Demand, "cheapest", lambda *_: None)
     found = Search(network, board, movable=may_wait, waiting=()).best()
     loads = {e.name for e in found.engines if isinstance(e.nest, Load)}
