@@ -116,9 +116,8 @@ def sums_depth(
 def place_depth(*ways: Sequence[int]) -> int:
     """Cycles that make the place of an element out of a number, by products and sums.
 
-    Args:
-        ways: What is divided by on each way to it, one after the other (``quotient_of`` in
-            ``base.h``, a product and a difference); powers of two cost nothing.
+    Each way to it has what is divided by, one after the other (``quotient_of`` in ``base.h``, a
+    product and a difference); powers of two cost nothing.
 
     Example:
         >>> place_depth((4, 8)), place_depth((3,), (6, 7))
@@ -142,11 +141,9 @@ _STEPS = {
 
 
 def step_cost(op: str, dtype: str) -> tuple[float, float, int]:
-    """DSPs, LUTs and latency of one elementwise step, per lane.
+    """DSPs, LUTs and latency of one elementwise step of a `Map`, per lane.
 
-    Args:
-        op: Step of a `Map`.
-        dtype: Element type; what is no fixed point is computed in float32, and so are functions.
+    What is no fixed point is computed in float32, and so are functions.
     """
     native = {"mul": 2, "square": 2, "leaky_relu": 2, "add": 1, "sub": 1, "rsub": 1}
     if fixed_point(dtype) is None or (op in _STEPS and op not in native):

@@ -16,8 +16,7 @@ from pipec.backends.fpga.cpp import cpp_type
 from pipec.backends.fpga.csim.run import CSimulation, check_timing, load_stages, stream
 from pipec.backends.fpga.cutting.joint import joint_cut
 from pipec.backends.fpga.cycles import cycles_of, engines_of
-from pipec.backends.fpga.designs import designs_of, device_of, link_behind, types_of
-from pipec.backends.fpga.emit.stage import stage_directory
+from pipec.backends.fpga.designs import designs_of, device_of, folders_of, link_behind, types_of
 from pipec.backends.fpga.inference import accuracy_of, emit_inference, told
 from pipec.backends.fpga.lowering.types import named_types
 from pipec.backends.fpga.numbers import MINIMUM
@@ -138,7 +137,7 @@ class FpgaBackend(Backend):
         Raises:
             BackendError: There is no g++, a file is damaged, or the code does not compile.
         """
-        folders = _folders(plan, directory)
+        folders = folders_of(plan, directory)
         if plan.trains:
             return Emitted(load_training(folders), MINIMUM)
         tolerance, bounds = _emitted_errors(plan, folders)
@@ -220,10 +219,10 @@ class FpgaBackend(Backend):
         Raises:
             BackendError: A file is damaged, or the FIFO depths in it deadlock.
         """
-        kernels = map(read_design, _kernels(plan, directory))
+        kernels = (read_design(folder) for _, folder in _kernels(plan, directory))
         found = [cycles_of(design) for design in kernels if design.engines]
         if together and plan.placement is not None:
-            designs = [read_design(folder) for folder in _folders(plan, directory)]
+            designs = [read_design(folder) for folder in folders_of(plan, directory)]
             boards = [stage[0] for stage in plan.placement.forward]
             links = [plan.cluster.link(a, b) for a, b in itertools.pairwise(boards)]
             found.append(cycles_of_boards(designs, links))
@@ -241,11 +240,7 @@ class FpgaBackend(Backend):
         Raises:
             BackendError: There are no reports where they should be, or a file is none.
         """
-        records = [
-            (stage.index, read_record(kernel))
-            for stage, folder in zip(plan.stages, _folders(plan, directory), strict=True)
-            for kernel in _kernels_of(plan, folder)
-        ]
+        records = [(k, read_record(folder)) for k, folder in _kernels(plan, directory)]
         try:
             rows = engines_of(records, simulated)
             found = lay_beside(rows, reports or directory)
@@ -263,16 +258,16 @@ class FpgaBackend(Backend):
         Raises:
             BackendError: A stage deadlocks at its declared depths, or computes something else.
         """
-        return [check_timing(folder) for folder in _kernels(plan, directory)]
+        return [check_timing(folder) for _, folder in _kernels(plan, directory)]
 
     def remarks(self, plan: Plan, directory: Path) -> Sequence[str]:
         """What narrow numbers lose, as measured when the stages were written."""
         if plan.trains or not types_of(plan).narrow:
             return ()
-        found, precision = accuracy_of(_folders(plan, directory)), types_of(plan).precision
+        found, precision = accuracy_of(folders_of(plan, directory)), types_of(plan).precision
         if not found:
             return (f"{precision}: what it loses was not measured (no C++ compiler)",)
-        bounds = _emitted_errors(plan, _folders(plan, directory))[1]
+        bounds = _emitted_errors(plan, folders_of(plan, directory))[1]
         return [
             f"{precision}, ranges from {source_of(plan)}; {found[0].frames} frames in C "
             f"simulation against float32",
@@ -326,20 +321,9 @@ def _emitted_errors(plan: Plan, folders: Sequence[Path]) -> tuple[float, dict[st
     }
 
 
-def _folders(plan: Plan, directory: Path) -> list[Path]:
-    """Where every stage was written."""
-    folders = []
-    for stage in plan.stages:
-        fabric = device_of(plan, stage.index).fpga
-        part = fabric.part if fabric is not None else ""
-        folders.append(directory / stage_directory(f"stage{stage.index}", part))
-    return folders
-
-
-def _kernels(plan: Plan, directory: Path) -> list[Path]:
-    """The directory of every kernel: one per stage, in training F, B and the update."""
-    return [k for folder in _folders(plan, directory) for k in _kernels_of(plan, folder)]
-
-
-def _kernels_of(plan: Plan, folder: Path) -> list[Path]:
-    return [folder / n for n in KERNELS if (folder / n).is_dir()] if plan.trains else [folder]
+def _kernels(plan: Plan, directory: Path) -> list[tuple[int, Path]]:
+    """Stage and directory of every kernel: one per stage, in training F, B and the update."""
+    stages = list(enumerate(folders_of(plan, directory)))
+    if not plan.trains:
+        return stages
+    return [(k, folder / n) for k, folder in stages for n in KERNELS if (folder / n).is_dir()]

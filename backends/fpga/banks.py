@@ -31,7 +31,6 @@ from pipec.backends.fpga.lowering.network import MemoryPorts, Network
 from pipec.backends.fpga.numbers import bits_of
 from pipec.cluster.device import Device, FpgaResources
 
-BEAT_BITS = PORT_BITS
 SLOTS = 64
 """Slots of a port's table: a client that wants little takes no more than a sixty-fourth."""
 READ_LATENCY = 64
@@ -67,7 +66,7 @@ def period(device: Device) -> int:
     """Cycles of one round of a port's slot table."""
     assert device.fpga is not None
     rate = device.memory_bandwidth * device.fpga.memory_limit / device.fpga.memory_ports
-    share = min(1.0, rate / (BEAT_BITS // 8 * device.fpga.clock_hz))
+    share = min(1.0, rate / (PORT_BITS // 8 * device.fpga.clock_hz))
     return math.ceil(SLOTS / share)
 
 
@@ -78,7 +77,7 @@ def beats(engine: Engine, cycles: int) -> float:
     """
     assert isinstance(engine.nest, Load)
     firings = busy_cycles(engine) // engine.ii
-    word = engine.nest.lanes * bits_of(engine.dtype) / BEAT_BITS
+    word = engine.nest.lanes * bits_of(engine.dtype) / PORT_BITS
     return word / (max(cycles, busy_cycles(engine)) // firings)
 
 
@@ -95,13 +94,8 @@ def slots_for(rate: float, rounds: int) -> int:
 def with_banks(design: StageDesign, device: Device) -> StageDesign | None:
     """The design with every memory client on a port, its interval and depth those of its slots.
 
-    Args:
-        design: A stage with memory ports.
-        device: Its board.
-
-    Returns:
-        None if there are not slots enough for every engine to keep up with the one that it feeds,
-        or a table is larger than the memory behind a port.
+    None if there are not slots enough for every engine to keep up with the one that it feeds, or a
+    table is larger than the memory behind a port.
     """
     if device.fpga is None or not design.ddr:
         return design
@@ -126,15 +120,9 @@ def with_slots(
     """The design with time slots for its movers, at the least interval at which they suffice.
 
     What engines that read weights leave of a port's table is divided more finely among the movers,
-    which are many and want little each: K*A slots in rounds of K periods.
-
-    Args:
-        design: Kernels with movers; what reads weights has its slots.
-        device: Their board.
-        known: Group of memory ports to the bank where its data lies.
-
-    Returns:
-        None if what reads weights leaves too little of the memory's time.
+    which are many and want little each: K*A slots in rounds of K periods. Groups of memory ports
+    whose data lies in a bank already are ``known``. None if what reads weights leaves too little of
+    the memory's time.
     """
     movers = [port for port in design.ddr if port.carries is not None]
     if not movers or device.fpga is None:
@@ -150,7 +138,7 @@ def with_slots(
     tokens = {p.engine: design.streams[p.carries.stream].tokens for p in movers if p.carries}
     while interval <= slowest:
         longest = {name: max(interval // count, 1) for name, count in tokens.items()}
-        rates = {p.engine: p.word_bits / BEAT_BITS / longest[p.engine] for p in movers}
+        rates = {p.engine: p.word_bits / PORT_BITS / longest[p.engine] for p in movers}
         slots = {name: slots_for(rate, rounds) for name, rate in rates.items()}
         wanted: dict[str, int] = defaultdict(int)
         for port in movers:
@@ -178,7 +166,7 @@ def _slotted(
             ports.append(port)
             continue
         count, engine = slots[port.engine], engines[port.engine]
-        ii = max(engine.ii, math.ceil(port.word_bits / BEAT_BITS * rounds / count))
+        ii = max(engine.ii, math.ceil(port.word_bits / PORT_BITS * rounds / count))
         depth = READ_LATENCY + rounds
         nest = engine.nest
         if isinstance(nest, Accumulate):

@@ -51,11 +51,7 @@ def paced(beats: int, cycles: int) -> Runs:
 
 
 def cycles_of_boards(designs: Sequence[StageDesign], links: Sequence[Link]) -> StageCycles:
-    """Simulate all stages and the links between them at once.
-
-    Args:
-        designs: The stages in order.
-        links: What joins each stage to the next.
+    """Simulate all stages, in order, and the links that join each to the next at once.
 
     Raises:
         BackendError: The boards have unlike clocks, or it deadlocks.

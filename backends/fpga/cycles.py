@@ -23,14 +23,7 @@ from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.engines.base import run_table
 from pipec.backends.fpga.fifo import busiest
 from pipec.backends.fpga.runs import Run, cycles
-from pipec.backends.fpga.simulator.native import (
-    Flow,
-    Process,
-    Trace,
-    in_flight,
-    simulate,
-    written,
-)
+from pipec.backends.fpga.simulator.native import Flow, Process, Trace, in_flight, simulate, written
 from pipec.backends.fpga.wire import ports_of
 from pipec.compiler.cycles import EngineCycles, StageCycles
 from pipec.errors import BackendError
@@ -50,20 +43,12 @@ def steady_state(
     *,
     rigid: bool = True,
 ) -> Trace:
-    """Run a network until every later frame is known to repeat the last one.
+    """Run a network until every later frame is known to repeat the last one (``Trace.steady``).
 
     A FIFO that holds more than two frames needs many frames to show its steady state. It is
     simulated with two frames of slots; if that never makes its writer wait, the same times solve
-    the equations of the deeper FIFO too, whose solution is unique.
-
-    Args:
-        processes: See `native.simulate`.
-        depths: Declared FIFO depth per stream.
-        initial: Tokens that a stream holds at reset.
-        rigid: See `native.simulate`.
-
-    Returns:
-        A trace whose ``steady`` says whether the last frame repeats for ever.
+    the equations of the deeper FIFO too, whose solution is unique. Arguments are those of
+    `native.simulate`.
 
     Raises:
         BackendError: The network deadlocks.
@@ -94,9 +79,6 @@ def network_of(design: StageDesign) -> Simulated:
     """A stage as a simulator sees it: engines, and one process per port, a beat per cycle.
 
     Outside of the stage, a port's stream is called as the port.
-
-    Returns:
-        Processes, the declared FIFO depth of every stream, and the tokens that it holds at reset.
     """
     found = [Process(e.name, run_table(e), e.inputs, e.outputs, e.depth) for e in design.engines]
     for p in ports_of(design).values():
@@ -108,10 +90,7 @@ def network_of(design: StageDesign) -> Simulated:
 
 
 def simulated(design: StageDesign) -> StageDesign:
-    """The design with its interval and latency simulated handshake by handshake.
-
-    Args:
-        design: A stage with its FIFOs sized.
+    """The design, its FIFOs sized, with its interval and latency simulated by handshakes.
 
     Raises:
         BackendError: It deadlocks.
@@ -148,14 +127,7 @@ def measured(
     depths: Mapping[str, int],
     initial: Mapping[str, int],
 ) -> StageCycles:
-    """What a simulation says of every process.
-
-    Args:
-        name: Of the stage.
-        clock_mhz: Its clock.
-        processes: What is simulated.
-        depths: Declared FIFO depth per stream.
-        initial: Tokens that a stream holds at reset.
+    """What a simulation says of every process; arguments as of `native.simulate`.
 
     Raises:
         BackendError: It deadlocks.
@@ -194,9 +166,7 @@ def engines_of(
 ) -> list[dict[str, Any]]:
     """The engines and FIFOs of every kernel, for the report.
 
-    Args:
-        records: The stage of every kernel, and what its ``stage.json`` says.
-        simulated: What a simulation found per stage, or nothing.
+    Of each kernel its stage and its ``stage.json``; ``simulated`` has what a simulation found.
     """
     cycles = {c.stage: c for c in simulated}
     return [_engines(k, record, cycles) for k, record in records]
@@ -286,11 +256,7 @@ def shrunk(design: StageDesign, budget: int = BUDGET) -> StageDesign:
 
     Where the interval is above the busiest engine's, full streams are deepened first. Then all
     streams deeper than `FREE_DEPTH` shrink by one common factor, then each alone, the one with
-    most bits first, until none can be shallower or the budget is spent.
-
-    Args:
-        design: A stage with its FIFOs sized.
-        budget: Handshakes to simulate at most.
+    most bits first, until none can be shallower or so many handshakes have been simulated.
 
     Raises:
         BackendError: It deadlocks.
@@ -303,15 +269,13 @@ def shrunk(design: StageDesign, budget: int = BUDGET) -> StageDesign:
     def scaled(percent: int) -> dict[str, int]:
         return {s: max(n * percent // 100, min(n, FREE_DEPTH)) for s, n in full.items()}
 
+    def with_depth(stream: str, depth: int) -> dict[str, int]:
+        return {**trials.best, stream: depth}
+
     trials.least(0, 100, scaled)
     bits = {n: s.token_bits for n, s in design.streams.items()}
     for name in sorted(full, key=lambda n: -trials.best[n] * bits[n]):
         if trials.best[name] > FREE_DEPTH:
-            others = dict(trials.best)
-            trials.least(FREE_DEPTH, others[name], partial(_with_depth, others, name))
+            trials.least(FREE_DEPTH, trials.best[name], partial(with_depth, name))
     streams = {n: dataclasses.replace(s, depth=trials.best[n]) for n, s in design.streams.items()}
     return simulated(dataclasses.replace(design, streams=streams))
-
-
-def _with_depth(depths: Mapping[str, int], stream: str, depth: int) -> dict[str, int]:
-    return {**depths, stream: depth}

@@ -223,11 +223,8 @@ class Demand:
         """The option of each group that costs least in all; None if the board is too small.
 
         A linear program over the shares of options and of memories in their kinds; a group takes
-        the option with the largest share.
-
-        Args:
-            room: What a board offers.
-            price: What all time slots count beside all of one kind of memory.
+        the option with the largest share. The price is what all time slots count beside all of one
+        kind of memory.
         """
         options = [o for g in self.groups for o in g.options]
         items = [(k, item) for k, o in enumerate(options) for item in (*o.items, *o.held)]
@@ -321,12 +318,7 @@ class Demands:
         return self._made[target]
 
     def design(self, target: int, streamed: Mapping[str, int] | None = None) -> StageDesign:
-        """The network folded for a target.
-
-        Args:
-            target: Cycles per frame.
-            streamed: Layer to vectors per pass over weights that are streamed.
-        """
+        """The network folded for a target; of ``streamed`` layers the vectors per pass."""
         return design_at(
             self.network, target, dtype=self.precision, streamed=streamed, built=self._built
         )

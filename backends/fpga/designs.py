@@ -3,9 +3,11 @@
 import difflib
 from collections.abc import Callable, Sequence
 from functools import wraps
+from pathlib import Path
 from typing import TypeVar
 
 from pipec.backends.fpga.banks import memory_ports
+from pipec.backends.fpga.cpp import identifier
 from pipec.backends.fpga.cutting.joint import METHOD
 from pipec.backends.fpga.cycles import shrunk
 from pipec.backends.fpga.demand import Shortage
@@ -68,6 +70,16 @@ def device_of(plan: Plan, stage: int) -> Device:
     if plan.placement is None:
         raise PlanError("the stages have no devices yet", want="a placement")
     return plan.cluster.devices[plan.placement.forward[stage][0]]
+
+
+def folders_of(plan: Plan, directory: Path) -> list[Path]:
+    """Where every stage is written, a folder named by stage and chip: ``stage0_xcvu9p``."""
+    found = []
+    for k in range(len(plan.stages)):
+        fabric = device_of(plan, k).fpga
+        chip = fabric.part.partition("-")[0] if fabric is not None else ""
+        found.append(directory / identifier(f"stage{k}_{chip}" if chip else f"stage{k}"))
+    return found
 
 
 def link_behind(plan: Plan, stage: int) -> Link | None:

@@ -32,13 +32,8 @@ def joined(designs: Sequence[StageDesign]) -> tuple[StageDesign, ...]:
     Where a cut parts the two branches of a residual block, both cross the link, one of them much
     later than the other: alone, each stage would run, but together they deadlock unless the early
     one is kept. So the stages are scheduled at the interval of the slowest, each fed when the one
-    before sends, and streams that must hold more for it become deeper.
-
-    Args:
-        designs: The stages in order, FIFOs sized.
-
-    Returns:
-        The designs; those in which nothing changes are the same objects.
+    before sends, and streams that must hold more for it become deeper. Designs in which nothing
+    changes are the same objects.
     """
     interval = max((design.interval for design in designs), default=0)
     found, arrivals = [], dict[str, Transfers]()
@@ -73,9 +68,7 @@ def sized(design: StageDesign) -> StageDesign:
 def deepened(design: StageDesign, waiting: Collection[str] | None = None) -> StageDesign:
     """The design with its interval, and FIFO depths that let it reach its busiest engine's.
 
-    Args:
-        design: A stage.
-        waiting: Inputs that wait elsewhere until they are read (`pipec.backends.fpga.flow`).
+    Inputs that are ``waiting`` lie elsewhere until they are read (`pipec.backends.fpga.flow`).
     """
     interval, _ = busiest(design)
     needed = _needed(design, schedule(design, float(interval), waiting=waiting), interval)

@@ -55,13 +55,7 @@ def built_at(
 
 
 def build(layer: Layer, made: Folded, dtype: str) -> Built:
-    """The engines of a layer: a window generator, the one that computes, a reader of weights.
-
-    Args:
-        layer: Any layer.
-        made: What folding makes of it.
-        dtype: Type in which it computes.
-    """
+    """The engines of a layer: a window generator, the one that computes, a reader of weights."""
     if isinstance(layer.nest, Swg):
         swg, windows = swg_of(layer, layer.nest, made, dtype)
         return Built((swg,), (), windows, layer.lanes_of(made))
@@ -193,10 +187,7 @@ class _Assembly:
     def connect(self, source: Stream, readers: list[Stream], facts: tuple[str, str]) -> None:
         """Lead a written stream to its readers, through a FORK and width converters as needed.
 
-        Args:
-            source: The stream as its producer writes it, not yet added.
-            readers: Streams in which it is read, at least one.
-            facts: Node and origin, for the engines added here.
+        The stream is as its producer writes it, not yet added; facts are node and origin.
         """
         branches = [source] * len(readers)
         if len(readers) > 1:

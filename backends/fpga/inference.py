@@ -14,18 +14,24 @@ from torch import Tensor
 from pipec.backends.fpga import audit
 from pipec.backends.fpga.csim.run import load_stages
 from pipec.backends.fpga.design import StageDesign
-from pipec.backends.fpga.designs import designs_of, device_of, lowered, networks, types_of
+from pipec.backends.fpga.designs import (
+    designs_of,
+    device_of,
+    folders_of,
+    lowered,
+    networks,
+    types_of,
+)
 from pipec.backends.fpga.emit.link import Site
 from pipec.backends.fpga.emit.stage import (
+    SEED,
     Golden,
     golden_chain,
-    random_inputs,
-    stage_directory,
     write_stage,
 )
 from pipec.backends.fpga.numbers import cut, held, int8_format
-from pipec.backends.fpga.quantise.bound import Bound, Stages, bounds_of, tolerance_of
-from pipec.backends.fpga.quantise.samples import held_out, keep
+from pipec.backends.fpga.quantise.bound import Bound, bounds_of, tolerance_of
+from pipec.backends.fpga.quantise.samples import held_out, keep, random_frames
 from pipec.backends.fpga.stagejson import Json, read_record, write_record
 from pipec.backends.fpga.toolchain import has_compiler
 from pipec.compiler.comparison import Allowed
@@ -75,11 +81,7 @@ def _compared(stage: int, value: str, pairs: Sequence[tuple[Tensor, Tensor]]) ->
 
 
 def told(item: Accuracy, bound: Allowed) -> str:
-    """One line for people.
-
-    Args:
-        item: What was lost.
-        bound: What the formats explain.
+    """What was lost and what the formats explain, in one line for people.
 
     Example:
         >>> told(Accuracy(0, "y", 4, 0.0125, 0.002, 1.0), Allowed(0.031, "likely"))
@@ -96,10 +98,6 @@ def told(item: Accuracy, bound: Allowed) -> str:
 def emit_inference(plan: Plan, directory: Path) -> None:
     """Write a directory per stage; with narrow numbers, run them all and note what they lose.
 
-    Args:
-        plan: A plan with weights that does not train.
-        directory: Where to.
-
     Raises:
         BackendError: Something cannot be emitted, or an emitted stage fails.
     """
@@ -107,17 +105,15 @@ def emit_inference(plan: Plan, directory: Path) -> None:
     ends = [lower(stage.graph) for stage in plan.stages]
     graphs = [end.graph for end in ends]
     types, bounds = types_of(plan), list[Bound]()
-    frames = held_out(plan) if types.narrow else [random_inputs(plan.graph)]
+    frames = held_out(plan) if types.narrow else random_frames(plan.graph, SEED)
     if types.narrow:
-        stages = Stages.of(lowered(plan), networks(plan), types.precision)
-        bounds = bounds_of(stages, frames)
+        bounds = bounds_of(lowered(plan), networks(plan), types.precision, frames)
     golden = golden_chain(graphs, frames[0])
-    folders = []
+    folders = folders_of(plan, directory)
     for k, (design, frame) in enumerate(zip(designs, golden, strict=True)):
         known = [b for b in bounds if b.stage == k]
         # A model of 16-bit floats rounds, where boards compute in float32.
         tolerance = max(tolerance_of(known), rounding_tolerance(plan.graph, SAME_KERNELS))
-        folder = directory / stage_directory(design.name, design.part)
         crossing = [transfer.value for transfer in (*ends[k].receives, *ends[k].sends)]
         site = Site.on(device_of(plan, k).fpga, crossing=crossing, hosted=True)
         accepted = of_golden(design, frame, tolerance)
@@ -127,9 +123,8 @@ def emit_inference(plan: Plan, directory: Path) -> None:
         facts: Json = {"tolerance": tolerance, **({"steps": steps} if steps else {})}
         if types.narrow:
             facts["bounds"] = [b.to_json() for b in known]
-        write_stage(design, folder, frame, tolerance=accepted, own=own, site=site, facts=facts)
-        audit.check(folder)
-        folders.append(folder)
+        write_stage(design, folders[k], frame, tolerance=accepted, own=own, site=site, facts=facts)
+        audit.check(folders[k])
     if types.narrow:
         keep(frames, directory)
     if types.narrow and has_compiler():
@@ -153,12 +148,8 @@ def _steps(design: StageDesign, graph: Graph) -> dict[str, float]:
 def of_golden(design: StageDesign, golden: Golden, tolerance: float) -> float:
     """What a stage may be off golden outputs, which are rounded to their streams' types too.
 
-    A result within ``tolerance`` of the model's is that much farther from the model's as stored.
-
-    Args:
-        design: The stage.
-        golden: Inputs and outputs in float32.
-        tolerance: Largest error relative to the largest magnitude, of outputs in float32.
+    A result within ``tolerance`` of the model's, relative to the largest magnitude in float32, is
+    that much farther from the model's as stored.
     """
     found = tolerance
     for port in design.outputs:
@@ -178,15 +169,9 @@ def of_golden(design: StageDesign, golden: Golden, tolerance: float) -> float:
 def measure(
     graphs: Sequence[Graph], folders: Sequence[Path], frames: Sequence[Mapping[str, Tensor]]
 ) -> list[Accuracy]:
-    """Run every frame through the emitted stages and compare what leaves them.
+    """Run every frame through the emitted stages and compare what leaves them with float32.
 
-    Args:
-        graphs: The stages' compute graphs, in float32.
-        folders: Where they were written to.
-        frames: Sets of the model's inputs by name.
-
-    Returns:
-        One item per floating-point value, in order of the stages.
+    One item per floating-point value, in order of the stages.
     """
     stages, found = load_stages(folders), dict[tuple[int, str], list[tuple[Tensor, Tensor]]]()
     for frame in frames:

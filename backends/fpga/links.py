@@ -111,11 +111,7 @@ def link_cycles(frames: Sequence[Frame], link: Link, clock_hz: float) -> int:
 def link_seconds(frame: Frame, beside: int, link: Link, clock_hz: float) -> float:
     """Until the last byte of one frame of a value has arrived, with nothing else on the way.
 
-    Args:
-        frame: The value.
-        beside: Other values that use the link.
-        link: The link.
-        clock_hz: Of the kernels at its ends.
+    So many other values use the link ``beside`` it.
     """
     shared = [frame, *[Frame(0, FLIT_BYTES)] * beside]
     return link_cycles(shared, link, clock_hz) / clock_hz + link.latency_seconds

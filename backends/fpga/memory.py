@@ -174,14 +174,8 @@ def place(items: Sequence[Item], limit: Sequence[float] | Numbers) -> list[Memor
 
     A linear program over the shares of every item in the three kinds; at most three items come
     out split, and go where most of them lies. Where that overflows, items are moved one by one to
-    where there is room.
-
-    Args:
-        items: What to place.
-        limit: LUTs, block RAMs and UltraRAMs that there are.
-
-    Returns:
-        One kind per item. Where they don't fit, kinds that exceed the limits.
+    where there is room. Limits are LUTs, block RAMs and UltraRAMs; where items don't fit, kinds
+    come out that exceed them.
     """
     if not items:
         return []
@@ -193,14 +187,11 @@ def place(items: Sequence[Item], limit: Sequence[float] | Numbers) -> list[Memor
 
 
 def repaired(relative: Numbers, choice: NDArray[np.intp]) -> NDArray[np.intp]:
-    """The choice of a kind per item, changed one by one until no kind overflows.
+    """The choice of a kind, [items], changed one by one until no kind overflows.
 
     Each time the item that leaves least too much moves, of several the one that fills least. It
-    ends too where no single move helps.
-
-    Args:
-        relative: Share of every kind that an item would take, [items][3].
-        choice: Index of a kind, [items].
+    ends too where no single move helps. An item would take the ``relative`` share of every kind,
+    [items][3].
     """
     each, choice = np.arange(len(choice)), choice.copy()
     used = np.bincount(choice, weights=relative[each, choice], minlength=3)
@@ -218,11 +209,7 @@ def repaired(relative: Numbers, choice: NDArray[np.intp]) -> NDArray[np.intp]:
 
 
 def _shares(relative: Numbers) -> Numbers:
-    """Shares ``[items][3]`` that fill the fullest kind least.
-
-    Args:
-        relative: Share of every kind that an item would take, [items][3].
-    """
+    """Shares that fill the fullest kind least; both are [items][3]."""
     count = len(relative)
     use = np.zeros((3, 3 * count + 1))
     for k in range(3):
@@ -234,10 +221,7 @@ def _shares(relative: Numbers) -> Numbers:
     found: OptimizeResult = milp(
         np.concatenate((1e-6 * relative.T.reshape(-1), [1.0])),
         bounds=Bounds(0.0, np.append(np.ones(3 * count), np.inf)),
-        constraints=[
-            LinearConstraint(use, -np.inf, 0.0),
-            LinearConstraint(matrix, 1.0, 1.0),
-        ],
+        constraints=[LinearConstraint(use, -np.inf, 0.0), LinearConstraint(matrix, 1.0, 1.0)],
     )
     if found.x is None:
         return -relative

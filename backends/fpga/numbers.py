@@ -107,10 +107,7 @@ def kind_of(dtype: str) -> str:
 def covering(low: float, high: float, *, symmetric: bool = False) -> Int8:
     """The format of the finest scale that holds 0 and all numbers from ``low`` to ``high``.
 
-    Args:
-        low: The least number.
-        high: The largest.
-        symmetric: Whether 0 must be the raw number 0.
+    In a symmetric one 0 is the raw number 0.
 
     Example:
         >>> covering(0.0, 255.0), covering(-1.0, 0.5, symmetric=True).zero
@@ -126,13 +123,10 @@ def covering(low: float, high: float, *, symmetric: bool = False) -> Int8:
 
 
 def multipliers(ratios: NDArray[Any]) -> tuple[NDArray[np.int64], int]:
-    """Integers ``m`` and one shift such that ``m / 2**shift`` are the ratios, to 17 bits.
+    """Integers ``m`` and one shift such that ``m / 2**shift`` are the finite ratios, to 17 bits.
 
     One shift for all keeps a shifter per lane out of the fabric; a channel of smaller ratio loses
     bits of its multiplier, but as its results are smaller too, none of its results.
-
-    Args:
-        ratios: Finite numbers.
 
     Example:
         >>> multipliers(np.array([0.75, -0.001]))

@@ -184,8 +184,7 @@ class Search:
     def best(self, start: int = 0) -> StageDesign:
         """The design of least interval that fits the board, FIFOs sized.
 
-        Args:
-            start: An interval that is short enough: what other stages take.
+        An interval of ``start`` is short enough: what other stages take.
 
         Raises:
             BackendError: Not even the slowest design fits.
@@ -238,16 +237,10 @@ def deep_fifos(design: StageDesign) -> tuple[Item, ...]:
 
 
 def fitted(design: StageDesign, board: Board, fifos: Sequence[Item]) -> StageDesign | Shortage:
-    """The design with memories and memory ports placed and counted.
+    """The design with memories and memory ports placed and counted, or what it lacks.
 
-    Args:
-        design: Engines and streams; where its memories lie so far does not matter. Its limits are
-            the board's, or less.
-        board: Where.
-        fifos: Deep FIFOs that count; those that the design does not have are only reserved.
-
-    Returns:
-        What it lacks if it does not fit.
+    Where its memories lie so far does not matter. Its limits are the board's, or less. Deep FIFOs
+    count; those that the design does not have are only reserved.
     """
     ported = dataclasses.replace(design, ddr=design.ddr or ddr_ports(design))
     banked = ported if design.ddr else with_banks(ported, board.device)

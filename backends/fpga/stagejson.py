@@ -96,17 +96,8 @@ def _plain(value: object) -> object:
     return str(value) if value in (float("inf"), float("-inf")) else value
 
 
-def firing_rule(engine: Engine) -> object:
-    """The run table as nested lists; of a window generator its rule, whose rows repeat.
-
-    A run is ``[count, delta, reads, writes]``, a loop ``{"times": n, "body": [...]}``.
-    """
-    if isinstance(engine.nest, Swg):
-        return "swg"
-    return _table(run_table(engine))
-
-
 def _table(table: Runs) -> list[object]:
+    """As nested lists: a run ``[count, delta, reads, writes]``, a loop its times and body."""
     return [
         [item.count, item.delta, item.reads, item.writes]
         if isinstance(item, Run)
@@ -122,7 +113,7 @@ _MADE: dict[tuple[type, str], Callable[[Any], object]] = {
     (StageDesign, "ports"): lambda d: {n: p.port.stream for n, p in ports_of(d).items()},
     (StageDesign, "fifos"): lambda d: list(d.streams.values()),
     (Engine, "busy_cycles"): busy_cycles,
-    (Engine, "runs"): firing_rule,
+    (Engine, "runs"): lambda e: "swg" if isinstance(e.nest, Swg) else _table(run_table(e)),
     (Engine, "dsp"): lambda engine: round(engine.resources.dsp, 1),
     (DdrPort, "bytes_per_second"): lambda port: round(port.bytes_per_second),
 }

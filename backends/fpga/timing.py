@@ -12,10 +12,7 @@ from pipec.plan.model import StageTiming
 def stage_timing(design: StageDesign, device: Device, link: Link | None = None) -> StageTiming:
     """Interval and latency of a stage, in seconds, and what bounds the interval.
 
-    Args:
-        design: The stage.
-        device: Its board.
-        link: What its outputs share; the board's own port if not given.
+    Its outputs share a link; the board's own port if none is given.
     """
     link = link or Link(device.link_bandwidth, device.link_latency)
     clock = design.clock_mhz * 1e6

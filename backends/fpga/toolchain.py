@@ -42,19 +42,6 @@ def ran(command: Sequence[str | Path], **how: Any) -> subprocess.CompletedProces
     return subprocess.run(command, capture_output=True, text=True, check=False, **how)
 
 
-def compile_cpp(arguments: Sequence[str | Path], what: str, where: Path | None = None) -> None:
-    """Run the compiler, in the folder where the sources are if it is given.
-
-    Raises:
-        BackendError: It is not installed, or refuses what it is given.
-    """
-    command = [compiler(), *arguments]
-    done = ran(command, cwd=where)
-    if done.returncode != 0:
-        said = "\n" + "\n".join(done.stderr.splitlines()[:20])
-        raise BackendError(f"{what} does not compile", where=where, got=said)
-
-
 _one_at_a_time = threading.Lock()
 """Stages are compiled in threads; of two directories made at once, one would vanish in use."""
 
@@ -68,3 +55,25 @@ def workspace() -> Path:
     """A directory of this process."""
     with _one_at_a_time:
         return Path(_directory().name)
+
+
+def compiled(
+    name: str, arguments: Sequence[str | Path], what: str, where: Path | None = None
+) -> Path:
+    """What the compiler makes of arguments, once per process: a file in `workspace`.
+
+    It runs in the folder where the sources are, if that is given. Threads may meet here, and none
+    writes what another one runs.
+
+    Raises:
+        BackendError: It is not installed, or refuses what it is given.
+    """
+    made = workspace() / name
+    if not made.exists():
+        half = made.with_suffix(f".{threading.get_ident()}")
+        done = ran([compiler(), *arguments, "-o", half], cwd=where)
+        if done.returncode != 0:
+            said = "\n" + "\n".join(done.stderr.splitlines()[:20])
+            raise BackendError(f"{what} does not compile", where=where, got=said)
+        half.replace(made)
+    return made

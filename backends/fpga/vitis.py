@@ -77,14 +77,10 @@ def read_cosimulation(path: Path) -> int | None:
 
 
 def lay_beside(stages: Iterable[dict[str, Any]], directory: Path) -> int:
-    """Give every engine of a report's rows what the tool made of it, under ``vitis``.
+    """Give every engine of a report's rows what the tool made of it; how many stages have reports.
 
-    Args:
-        stages: As `pipec.backends.fpga.cycles.engines_of` makes them; changed in place.
-        directory: Where the reports are, at any depth.
-
-    Returns:
-        How many stages have reports.
+    Rows are those of `pipec.backends.fpga.cycles.engines_of`, changed in place under ``vitis``;
+    reports may lie at any depth.
 
     Raises:
         BackendError: A file is not such a report.

@@ -54,16 +54,10 @@ class Wire:
         return np.fromfile(folder / self.file, dtype=file_type(self.stream.dtype))
 
     def tokens(self, tensor: Tensor) -> NDArray[np.generic]:
-        """The tokens of one frame.
-
-        Args:
-            tensor: The value, of the port's shape.
-
-        Returns:
-            Array of the stream's element type, shape [rows, tokens per row * lanes].
+        """The tokens of one frame of the value, [rows, tokens per row * lanes].
 
         Raises:
-            BackendError: The tensor has another shape.
+            BackendError: The tensor has another shape than the port.
         """
         port, stream = self.port, self.stream
         if tuple(tensor.shape) != port.shape:
@@ -80,10 +74,7 @@ class Wire:
         return np.ascontiguousarray(encoded(found, stream.dtype))
 
     def tensor(self, tokens: NDArray[np.generic]) -> Tensor:
-        """The value that one frame of tokens carries, in the dtype of the model.
-
-        Args:
-            tokens: The frame's elements in stream order.
+        """The value that one frame of tokens in stream order carries, in the dtype of the model.
 
         Raises:
             BackendError: These are more or fewer than a frame has.

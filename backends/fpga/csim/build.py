@@ -1,11 +1,10 @@
 """Compiling an emitted stage with plain g++, once per content."""
 
 import hashlib
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipec.backends.fpga.toolchain import compile_cpp, compiler, workspace
+from pipec.backends.fpga.toolchain import compiled, compiler
 from pipec.errors import BackendError
 
 STANDARD = ("-std=c++17", "-O1", "-ftree-vectorize")
@@ -28,14 +27,9 @@ INCLUDES = ("-Isrc", "-Isrc/engines", "-Itb", "-Icsim")
 
 
 def build(stage: Path, extra: Sequence[str] = ()) -> Path:
-    """Compile the test bench of a stage; what is the same in all stages, once per process.
+    """Compile the test bench of an emitted stage; what is the same in all stages, once per process.
 
-    Args:
-        stage: Directory of an emitted stage.
-        extra: Further flags: `BOUNDED`, `TIMED`, `SANITIZED`, or nothing.
-
-    Returns:
-        The binary.
+    Further flags may be `BOUNDED`, `TIMED` or `SANITIZED`.
 
     Raises:
         BackendError: No compiler, a file is missing, or the code does not compile.
@@ -62,10 +56,4 @@ def _made(
     for path in sorted(path for pattern in read for path in stage.glob(pattern)):
         if path.suffix in (".h", ".cpp"):  # weights are read when it runs
             digest.update(f"{path.relative_to(stage)}\0".encode() + path.read_bytes())
-    made = workspace() / f"{digest.hexdigest()}{ending}"
-    if made.exists():
-        return made
-    half = made.with_suffix(f".{threading.get_ident()}")  # equal stages may meet here
-    compile_cpp([*command, "-o", str(half)], "the emitted C++", stage)
-    half.replace(made)
-    return made
+    return compiled(f"{digest.hexdigest()}{ending}", command, "the emitted C++", stage)

@@ -53,13 +53,7 @@ class CSimulation:
     memories: tuple[Wire, ...] = ()
 
     def __call__(self, values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Run one frame.
-
-        Args:
-            values: Value of every stage input, by name.
-
-        Returns:
-            Value of every stage output, by name.
+        """The values of every output, by name, for one frame of values of every input.
 
         Raises:
             BackendError: An input is missing or misshapen, or the simulation fails.
@@ -70,15 +64,9 @@ class CSimulation:
     def frame(
         self, data: Path, values: Mapping[str, torch.Tensor], numbering: Sequence[int] = ()
     ) -> dict[str, torch.Tensor]:
-        """Run one frame in a directory that also holds the memory that kernels share.
+        """The same in a directory that also holds the memory that kernels share.
 
-        Args:
-            data: The directory.
-            values: Value of every stage input, by name.
-            numbering: Number of the microbatch, and how many an update has.
-
-        Returns:
-            Value of every stage output, by name.
+        ``numbering`` is the number of the microbatch, and how many an update has.
 
         Raises:
             BackendError: An input is missing or misshapen, or the simulation fails.
@@ -169,15 +157,9 @@ DEADLOCK = 6
 
 
 def handshakes(stage: Path, frames: int, *, keep: bool = False) -> dict[str, list[str]]:
-    """Run the timed build on the golden frame, over and over.
+    """Run the timed build of a stage on its golden frame, over and over.
 
-    Args:
-        stage: Directory of an emitted stage with golden data.
-        frames: How often.
-        keep: Also yield every cycle.
-
-    Returns:
-        C++ name of a stream to its tokens, its digest, and all cycles if they are kept.
+    Each stream by its C++ name: its tokens, its digest, and all cycles if they are to be kept.
 
     Raises:
         BackendError: It deadlocks (the streams are named), or its outputs are wrong.
@@ -197,11 +179,7 @@ def handshakes(stage: Path, frames: int, *, keep: bool = False) -> dict[str, lis
 
 
 def check_timing(stage: Path, frames: int = 2) -> TimedCheck:
-    """Compare the timed build of a stage with the simulator, handshake by handshake.
-
-    Args:
-        stage: Directory of an emitted stage with golden data.
-        frames: Frames to play.
+    """Compare the timed build of a stage that has golden data with the simulator's handshakes.
 
     Raises:
         BackendError: It deadlocks, does not compile, or its outputs are wrong.
@@ -213,14 +191,7 @@ def check_timing(stage: Path, frames: int = 2) -> TimedCheck:
 
 
 def compared(name: str, trace: Trace, found: dict[str, list[str]], frames: int) -> TimedCheck:
-    """A simulation beside what a timed build said.
-
-    Args:
-        name: Of the stage.
-        trace: Of the simulator.
-        found: Of `handshakes`.
-        frames: Frames of both.
-    """
+    """A simulation of a stage beside what `handshakes` found for as many frames."""
     differing = tuple(
         stream
         for stream, flow in trace.flows.items()
@@ -236,15 +207,9 @@ Frame = Mapping[str, torch.Tensor]
 def stream(
     stages: Sequence[CSimulation], channels: Sequence[ValueChannel], frames: Sequence[Frame]
 ) -> list[dict[str, torch.Tensor]]:
-    """Play frames through all stages at once.
+    """Play frames of the model's inputs, by name, through all stages at once.
 
-    Args:
-        stages: In order.
-        channels: What crosses between them.
-        frames: Values of the model's inputs, by name, for each frame.
-
-    Returns:
-        Of each frame the values that no other stage reads, by name.
+    Of each frame the values that no other stage reads, by name.
 
     Raises:
         BackendError: A channel has two readers, an input is missing, or a stage fails.
@@ -272,8 +237,7 @@ def _pipes(
 ) -> set[tuple[int, str]]:
     """Make a pipe for every value between stages, and files of all frames for other inputs.
 
-    Returns:
-        The stage that writes into each pipe, and the value.
+    Of each pipe the stage that writes into it, and the value.
 
     Raises:
         BackendError: Two stages read one value.

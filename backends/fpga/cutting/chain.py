@@ -67,11 +67,10 @@ class Chain:
         return float(self.bound * RATIO**step)
 
     def best(self, orders: Iterable[tuple[Order, Numbers]]) -> tuple[int, Cut] | None:
-        """The least step that some order can be cut for, and the cut.
+        """The least step that some linear order of the units can be cut for, and the cut.
 
-        Args:
-            orders: Linear orders of the units, each with the seconds that what crosses behind a
-                position takes of a link, ``[links, positions]``.
+        Each order comes with the seconds that what crosses behind a position takes of a link,
+        ``[links, positions]``.
         """
         least, found = _MOST, None
         for order, crossing in orders:

@@ -11,11 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from pipec.backends.fpga.cpp import cpp_type, identifier
+from pipec.backends.fpga.cpp import identifier
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.emit.headers import filled, own_header
 from pipec.backends.fpga.emit.tables import BEAT_BYTES, BURST
-from pipec.backends.fpga.engines.tiles import ceil_div
 from pipec.backends.fpga.links import PACKET, WINDOW, Frame
 from pipec.backends.fpga.wire import ports_of
 
@@ -28,44 +27,57 @@ class Beside(ABC):
     """A small kernel.
 
     Attributes:
-        name: Its top function.
-        header: What it includes; ``flags`` says where that is.
+        stage: The stage that it stands beside.
+        label: What it does: ``move_in_x``, ``link_tx``.
+        ports: Ports of the stage, in the order of their values.
     """
 
-    name: str
-
-    header: ClassVar[str]
+    folder: ClassVar[str]
     flags: ClassVar[str]
 
+    stage: str
+    label: str
+    ports: tuple[str, ...]
+
     @property
-    @abstractmethod
+    def name(self) -> str:
+        """Its top function."""
+        return identifier(f"{self.stage}_{self.label}")
+
+    @property
+    def header(self) -> str:
+        """What it includes; ``flags`` says where that is."""
+        return f"{self.folder}/{self.folder}.h"
+
+    @property
     def path(self) -> str:
         """Its source."""
+        return f"{self.folder}/{self.label.removeprefix('move_')}.cpp"
 
     @property
     def config(self) -> str:
         """What builds it."""
-        return f"hls_{self.path.split('/')[1].removesuffix('.cpp')}.cfg"
+        return f"hls_{self.label}.cfg"
 
+    @property
     @abstractmethod
-    def text(self, design: StageDesign) -> str:
-        """Its C++, beside that stage."""
+    def pins(self) -> tuple[str, ...]:
+        """Pins of its arguments in their order; the number of frames follows them."""
 
 
 @dataclass(frozen=True)
 class Mover(Beside):
-    """The kernel for one port of a stage.
+    """The kernel for one port of a stage; ``memory`` is the bank of memory that it works in."""
 
-    Attributes:
-        port: The port.
-        memory: The bank of memory that it works in.
-    """
-
-    header = "mover/mover.h"
+    folder = "mover"
     flags = "-Imover -Isrc -Isrc/engines"
 
-    port: str
     memory: str
+
+    @property
+    def port(self) -> str:
+        """The port."""
+        return self.ports[0]
 
     @property
     def feeds(self) -> bool:
@@ -78,44 +90,22 @@ class Mover(Beside):
         return "out" if self.feeds else "in"
 
     @property
-    def path(self) -> str:
-        """Its source."""
-        return f"mover/{self.port}.cpp"
-
-    @property
-    def config(self) -> str:
-        """What builds it."""
-        return f"hls_move_{self.port}.cfg"
-
-    def text(self, design: StageDesign) -> str:
-        """Its C++, beside that stage."""
-        stream = ports_of(design)[self.port].stream
-        return filled(
-            "mover.cpp",
-            stage=design.name,
-            kernel=self,
-            stream=stream,
-            element=cpp_type(stream.dtype),
-            bundle=GMEM,
-            depth=ceil_div(stream.nbytes, BEAT_BYTES),
-            burst=BURST,
-        )
+    def pins(self) -> tuple[str, ...]:
+        """Its memory and its stream; the number of frames follows them."""
+        return (f"m_axi_{GMEM}", self.stream)
 
 
 @dataclass(frozen=True)
 class Shared(Beside):
-    """A kernel that joins the ports of one side of a stage to its link.
+    """A kernel that joins the ports of one side of a stage to its link."""
 
-    Attributes:
-        way: ``tx``, or ``rx``.
-        ports: Ports of the stage, in the order of their values.
-    """
-
-    header = "link/link.h"
+    folder = "link"
     flags = "-Ilink"
 
-    way: str
-    ports: tuple[str, ...]
+    @property
+    def way(self) -> str:
+        """``tx``, or ``rx``."""
+        return self.label.removeprefix("link_")
 
     @property
     def out(self) -> str:
@@ -132,40 +122,16 @@ class Shared(Beside):
         """Its streams, in the order of its arguments; the number of frames follows them."""
         return (*self.ports, self.into, self.out)
 
-    @property
-    def path(self) -> str:
-        """Its source."""
-        return f"link/link_{self.way}.cpp"
-
-    def text(self, design: StageDesign) -> str:
-        """Its C++, beside that stage."""
-        known, sends = ports_of(design), self.way == "tx"
-        ports = [known[name] for name in self.ports]
-        return filled(
-            "link.cpp",
-            stage=design.name,
-            kernel=self,
-            values=[p.port.value for p in ports],
-            frames=[Frame.of(p.stream) for p in ports],
-            depth=PACKET * (2 if sends else WINDOW),  # two packets ahead of the link, or a window
-            window=WINDOW,
-        )
-
 
 def movers(design: StageDesign, ports: Sequence[str], banks: Sequence[str]) -> tuple[Mover, ...]:
     """A mover for each of these ports, in the banks that the stage itself reads least from.
 
     The first bank, where the images of the tables are, comes last of equals.
-
-    Args:
-        design: The stage.
-        ports: Names of its ports.
-        banks: Names of the board's memory ports.
     """
     slots = {bank: sum(p.slots for p in design.ddr if p.bank == bank) for bank in banks}
     order = sorted([*banks[1:], *banks[:1]], key=lambda bank: slots[bank])
     return tuple(
-        Mover(identifier(f"{design.name}_move_{port}"), port, order[k % len(order)])
+        Mover(design.name, f"move_{port}", (port,), order[k % len(order)])
         for k, port in enumerate(ports)
     )
 
@@ -174,21 +140,22 @@ def shared(design: StageDesign, ports: Sequence[str], way: str) -> Shared:
     """The kernel for one side of a stage."""
     known = ports_of(design)
     order = sorted(ports, key=lambda p: (known[p].port.value, p))
-    return Shared(identifier(f"{design.name}_link_{way}"), way, tuple(order))
+    return Shared(design.name, f"link_{way}", tuple(order))
 
 
 def files_beside(
     design: StageDesign, kernels: Sequence[Beside], *, platform: bool
 ) -> dict[str, str]:
-    """The sources of the kernels, and what builds each with ``v++ -c --mode hls``.
-
-    Args:
-        design: The stage.
-        kernels: Beside it.
-        platform: Whether the board has a Vitis platform.
-    """
-    found = {kernel.header: own_header(kernel.header) for kernel in kernels}
+    """The sources of the kernels, and what builds each with ``v++ -c --mode hls``."""
+    found, known = dict[str, str](), ports_of(design)
+    facts = {
+        "design": design, "platform": platform, "bundle": GMEM, "beat": BEAT_BYTES, "burst": BURST,
+        "packet": PACKET, "window": WINDOW,
+    }  # fmt: skip
     for kernel in kernels:
-        found[kernel.path] = kernel.text(design)
-        found[kernel.config] = filled("kernel.cfg", design=design, kernel=kernel, platform=platform)
+        ports = [known[name] for name in kernel.ports]
+        own = {"kernel": kernel, "ports": ports, "frames": [Frame.of(p.stream) for p in ports]}
+        found[kernel.header] = own_header(kernel.header)
+        found[kernel.path] = filled(f"{kernel.folder}.cpp", **facts, **own)
+        found[kernel.config] = filled("kernel.cfg", **facts, **own)
     return found

@@ -14,7 +14,7 @@ from pipec.backends.fpga.cpp import comment
 from pipec.backends.fpga.design import StageDesign, Stream
 from pipec.backends.fpga.emit.beside import GMEM, Mover, Shared, movers, shared
 from pipec.backends.fpga.emit.headers import filled
-from pipec.backends.fpga.emit.source import facts, top_name
+from pipec.backends.fpga.emit.source import top_name
 from pipec.backends.fpga.emit.tables import pointers
 from pipec.backends.fpga.links import AURORA_BYTES, FLIT_BYTES, Frame, in_packets
 from pipec.backends.fpga.wire import ports_of
@@ -22,22 +22,12 @@ from pipec.cluster.device import FpgaResources
 
 
 def instance(kernel: str) -> str:
-    """The only instance of a kernel.
-
-    Example:
-        >>> instance("stage0_top")
-        'stage0_top_1'
-    """
+    """The only instance of a kernel."""
     return f"{kernel}_1"
 
 
 def pin(kernel: str, port: str) -> str:
-    """A pin of a kernel's instance.
-
-    Example:
-        >>> pin("stage0_top", memory_port("gmem_tables"))
-        'stage0_top_1.m_axi_gmem_tables'
-    """
+    """A pin of a kernel's instance, such as ``stage0_top_1.m_axi_gmem_tables``."""
     return f"{instance(kernel)}.{port}"
 
 
@@ -158,14 +148,11 @@ def link_cfg(design: StageDesign, found: Around, *, udp: bool = False) -> str:
     on its other direction. Between streams of unlike width v++ puts converters (UG1393, Specifying
     Streaming Connections).
 
-    Args:
-        design: The stage.
-        found: What is around it.
-        udp: Put UDP network kernels (``networklayer`` and ``cmac`` of VNx) behind each cage
-            (``link_udp.cfg``). Every value then travels in the packets of the kernels in ``link/``,
-            one datagram each, so that what is under way always has room where it arrives, as UDP
-            holds nothing back. Socket 0 of each network layer is the board on the other side. The
-            transceivers are connected by VNx's script, which finds the board's names for them.
+    With ``udp`` (``link_udp.cfg``) there are UDP network kernels (``networklayer`` and ``cmac`` of
+    VNx) behind each cage. Every value then travels in the packets of the kernels in ``link/``, one
+    datagram each, so that what is under way always has room where it arrives, as UDP holds nothing
+    back. Socket 0 of each network layer is the board on the other side. The transceivers are
+    connected by VNx's script, which finds the board's names for them.
     """
     kernels, links = dict[str, str](), []
     for side in sides(design, found):
@@ -216,7 +203,7 @@ def connectivity(
         hands = {mover.port for mover in found.movers}
         host = [port for port in found.host if port not in hands]
         row = {"top": top, "banks": found.banks, "movers": found.movers, "host": host}
-        rows.append({**row, "ports": facts(design)["ports"]})
+        rows.append({**row, "ports": ports_of(design).values()})
     return filled(
         "link.cfg", stages=rows, kernels=named, links=links, udp=udp, joints=joints,
         elsewhere=elsewhere, gmem=GMEM,

@@ -1,12 +1,11 @@
 """The kernel: ``types.h`` (configurations), ``stage_top.h``, ``stage_top.cpp``; its test bench."""
 
 import re
-from collections.abc import Mapping
 from typing import Any
 
 from pipec.backends.fpga.cpp import comment, identifier
 from pipec.backends.fpga.design import StageDesign
-from pipec.backends.fpga.emit.headers import filled, own_header
+from pipec.backends.fpga.emit.headers import own_header
 from pipec.backends.fpga.emit.tables import BURST, on_chip, pointers, table_name
 from pipec.backends.fpga.engines.base import Engine
 from pipec.backends.fpga.wire import ports_of, stream_type
@@ -45,7 +44,8 @@ def numbering(design: StageDesign) -> tuple[str, ...]:
 
 def facts(design: StageDesign) -> dict[str, Any]:
     """What every text of a stage may say: of the stage, its board, its ports and its memory."""
-    ports = [*ports_of(design).values()]
+    ports, given = [*ports_of(design).values()], arguments(design)
+    memory = {p.port.engine: p.name for p in pointers(design) if p.port is not None}
     return {
         "design": design,
         "stage": design.name,
@@ -58,7 +58,13 @@ def facts(design: StageDesign) -> dict[str, Any]:
         "outputs": [p for p in ports if not p.is_input],
         "pointers": pointers(design),
         "tables": on_chip(design),
-        "arguments": arguments(design),
+        "arguments": given,
+        "inner": [a for a in given if not a[1].startswith(("load_tables", "tables_"))],
+        "numbering": numbering(design),
+        "headers": headers(design),
+        "calls": [call_of(engine, memory.get(engine.name)) for engine in design.engines],
+        "bench_call": _call(design),
+        "burst": BURST,
         "stream_type": stream_type,
     }
 
@@ -66,9 +72,7 @@ def facts(design: StageDesign) -> dict[str, Any]:
 def call_of(engine: Engine, memory: str | None = None) -> str:
     """The call of an engine, as a task of the dataflow.
 
-    Args:
-        engine: The engine.
-        memory: Name of its memory port's pointer, which follows the streams, if it has one.
+    The pointer of its memory port follows the streams, if it has one.
     """
     unit = engine.nest.unit(engine)
     inputs, outputs = ([identifier(s) for s in group] for group in (engine.inputs, engine.outputs))
@@ -89,45 +93,8 @@ def _table(engine: Engine, role: str) -> str:
     return f"table::{table_name(engine, role)}"
 
 
-def stage_top_cpp(design: StageDesign) -> str:
-    """The kernel: tables, the dataflow of engines, the top function."""
-    memory = {p.port.engine: p.name for p in pointers(design) if p.port is not None}
-    return filled(
-        "stage_top.cpp",
-        **facts(design),
-        inner=[a for a in arguments(design) if not a[1].startswith(("load_tables", "tables_"))],
-        calls=[call_of(engine, memory.get(engine.name)) for engine in design.engines],
-        numbering=numbering(design),
-        burst=BURST,
-    )
-
-
-def tb_stage_cpp(design: StageDesign, *, tolerance: float, own: Mapping[str, float]) -> str:
-    """The test bench of a stage.
-
-    Run as ``tb [stage directory [frames]]`` it plays the golden frame (over and over, if more
-    are asked for) and compares; as ``tb <stage directory> <data directory> <frames>`` it reads
-    inputs from and writes outputs to the data directory, one frame at a time: its files may be
-    pipes, so that the test benches of all stages run at once. Two further arguments are the number
-    of the first microbatch and how many an update has. Memory that kernels share lies in files of
-    the data directory, zero where there is none yet.
-
-    Args:
-        design: The stage.
-        tolerance: Largest error relative to the largest magnitude of an output.
-        own: Values of outputs to what is accepted of them, where that is less.
-    """
-    return filled(
-        "tb_stage.cpp",
-        **facts(design),
-        tolerance=tolerance,
-        own=own,
-        call=_call(design),
-    )
-
-
 def _call(design: StageDesign) -> list[str]:
-    """What the kernel is called with; both ends of a FIFO in memory are one buffer."""
+    """What a test bench calls the kernel with; both ends of a FIFO in memory are one buffer."""
     known = {"load_tables": "done == 0", "frames": "each"}
     known |= dict(zip(numbering(design), ("first + done", "microbatches"), strict=False))
     buffers: dict[str, str] = {}

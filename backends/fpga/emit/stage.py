@@ -19,26 +19,21 @@ from pathlib import Path
 
 import torch
 
-from pipec.backends.fpga.cpp import identifier
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.emit.headers import BENCH, STAND_INS, filled, own_header
 from pipec.backends.fpga.emit.link import Site
 from pipec.backends.fpga.emit.scripts import scripts
-from pipec.backends.fpga.emit.source import (
-    facts,
-    headers,
-    stage_top_cpp,
-    tb_stage_cpp,
-)
+from pipec.backends.fpga.emit.source import facts
 from pipec.backends.fpga.emit.tables import off_chip, on_chip, stored, table_name
 from pipec.backends.fpga.engines.parts import Weight
-from pipec.backends.fpga.quantise.samples import random_frames
 from pipec.backends.fpga.stagejson import Json, stage_record, write_record
 from pipec.backends.fpga.wire import wires_of
 from pipec.compiler.sizes import run_graph
 from pipec.graph.ir import Graph
 
 SEED = 20250117
+"""Of the frame that test benches play."""
+SOURCES = ("src/types.h", "src/stage_top.h", "src/stage_top.cpp", "tb/tb_stage.cpp")
 
 
 @dataclass(frozen=True)
@@ -49,18 +44,8 @@ class Golden:
     outputs: Mapping[str, torch.Tensor]
 
 
-def random_inputs(graph: Graph) -> dict[str, torch.Tensor]:
-    """One frame of `random_frames`."""
-    return random_frames(graph, SEED)[0]
-
-
 def golden_chain(graphs: Sequence[Graph], inputs: Mapping[str, torch.Tensor]) -> list[Golden]:
-    """Golden data of every stage of a pipeline; what one stage yields, the next ones read.
-
-    Args:
-        graphs: The stages' compute graphs, in order.
-        inputs: The model's inputs.
-    """
+    """Golden data of every stage of a pipeline; what one stage yields, the next ones read."""
     known, found = dict(inputs), []
     for graph in graphs:
         outputs = run_graph(graph, known)
@@ -72,17 +57,6 @@ def golden_chain(graphs: Sequence[Graph], inputs: Mapping[str, torch.Tensor]) ->
 
 TOLERANCE = 1e-4
 """Largest error of an output relative to its largest magnitude, in float32."""
-
-
-def stage_directory(stage: str, part: str) -> str:
-    """Name of a stage's directory: the stage and its chip.
-
-    Example:
-        >>> stage_directory("stage0", "xcvu9p-flga2104-2L-e")
-        'stage0_xcvu9p'
-    """
-    chip = part.split("-", maxsplit=1)[0]
-    return identifier(f"{stage}_{chip}" if chip else stage)
 
 
 def write_stage(
@@ -131,16 +105,13 @@ def texts_of(
     own: Mapping[str, float] | None = None,
 ) -> dict[str, str]:
     """Every text of a stage but ``stage.json``, by the path of its file; as `write_stage`."""
-    known, used = facts(design), headers(design)
+    known = {**facts(design), "site": site, "tolerance": tolerance, "own": own or {}}
     return {
-        "src/types.h": filled("types.h", **known, headers=used),
-        "src/stage_top.h": filled("stage_top.h", **known),
-        "src/stage_top.cpp": stage_top_cpp(design),
-        "tb/tb_stage.cpp": tb_stage_cpp(design, tolerance=tolerance, own=own or {}),
+        **{name: filled(name.split("/")[1], **known) for name in SOURCES},
         **{f"tb/{name}": own_header(f"tb/{name}") for name in BENCH},
-        **{f"src/engines/{name}": own_header(f"engines/{name}") for name in used},
+        **{f"src/engines/{name}": own_header(f"engines/{name}") for name in known["headers"]},
         **{f"csim/{name}": own_header(f"csim/{name}") for name in STAND_INS},
-        **scripts(design, tolerance, site, own),
+        **scripts(design, site, known),
     }
 
 

@@ -23,14 +23,7 @@ from typing import ClassVar, Self
 
 from torch import Tensor
 
-from pipec.backends.fpga.engines.parts import (
-    UNCLAMPED,
-    Memory,
-    Narrowing,
-    Resources,
-    Table,
-    Weight,
-)
+from pipec.backends.fpga.engines.parts import UNCLAMPED, Memory, Narrowing, Resources, Table, Weight
 from pipec.backends.fpga.engines.steps import MapStep
 from pipec.backends.fpga.engines.tiles import ceil_div, lanes_for
 from pipec.backends.fpga.engines.window import Window
@@ -80,12 +73,7 @@ class Nest(ABC):
 
     @abstractmethod
     def runs(self, ii: int, inputs: int) -> Runs:
-        """The firings of one frame; may hold empty runs.
-
-        Args:
-            ii: Initiation interval.
-            inputs: Number of input streams.
-        """
+        """The firings of one frame with so many input streams; may hold empty runs."""
 
     def busy(self, ii: int, inputs: int) -> int:
         """Cycles per frame when nothing makes it wait."""
@@ -94,11 +82,7 @@ class Nest(ABC):
     def folded(self, layer: "Layer", target: int, dtype: str, block: int = 0) -> "Folded":
         """The cheapest form in which a layer takes at most ``target`` cycles per frame.
 
-        Args:
-            layer: A layer of this nest.
-            target: Cycles.
-            dtype: Arithmetic.
-            block: Of a `Mvu`: stream the weights, so many vectors per pass; 0 keeps them on chip.
+        A `Mvu` streams its weights with ``block`` vectors per pass; 0 keeps them on chip.
         """
         raise TypeError(f"{self.kind()} stands for no layer")
 
@@ -145,12 +129,9 @@ class Nest(ABC):
         return {name: getattr(self, of or name.lower()) for name, _, of in pairs}
 
     def compute(self, layer: "Layer", reads: Sequence[Tensor], table: Tables) -> Tensor:
-        """The results of a layer in real numbers, elements in stream order.
+        """The results of a layer of inference in real numbers, elements in stream order.
 
-        Args:
-            layer: A layer of this nest, in inference.
-            reads: Its inputs, in the rows in which it reads them.
-            table: Tables as tensors.
+        ``reads`` are its inputs, in the rows in which it reads them.
         """
         raise TypeError(f"{self.kind()} computes nothing in inference")
 

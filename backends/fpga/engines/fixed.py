@@ -64,15 +64,11 @@ def _product(x: Exact, y: Exact) -> Exact:
 
 
 def chain(steps: Sequence[Step], dtype: str) -> list[str] | None:
-    """The body of an elementwise function in whole numbers.
+    """The body of an elementwise function in whole numbers: C++ lines.
 
-    Args:
-        steps: On ``x``; operands are called ``y`` from a stream and ``tK`` from a table.
-        dtype: Type of all operands and of the result.
-
-    Returns:
-        C++ lines; None if the type is not fixed-point, or a step needs floating point: a function
-        such as exp, a division, more bits than 62.
+    Steps are on ``x``; operands are called ``y`` from a stream and ``tK`` from a table, all of the
+    type of the result. None if that is not fixed-point, or a step needs floating point: a function
+    such as exp, a division, more bits than 62.
     """
     if fixed_point(dtype) is None:
         return None
@@ -121,14 +117,9 @@ def _step(step: Step, k: int, x: Exact, dtype: str) -> Exact | None:
 
 
 def factor(value: float, beside: int) -> tuple[int, int]:
-    """What a sum is multiplied with, as ``whole / 2**shift``.
+    """What a sum is multiplied with, as ``whole / 2**shift``; the whole number has 24 bits at most.
 
-    Args:
-        value: A finite number.
-        beside: Bits that the sum takes of the 62 that the product may.
-
-    Returns:
-        The whole number, of at most 24 bits, and the shift.
+    The sum takes ``beside`` of the 62 bits that the product may.
 
     Example:
         >>> factor(0.125, 30), factor(1 / 3, 58), factor(6.0, 30)
@@ -143,12 +134,9 @@ def factor(value: float, beside: int) -> tuple[int, int]:
 
 
 def finished(value: float, terms: int, dtype: str) -> list[str] | None:
-    """The body that scales a sum of products and rounds it; None if floating point is needed.
+    """The body that scales a sum of so many products and rounds it.
 
-    Args:
-        value: The factor.
-        terms: Products that were added.
-        dtype: Type of their operands and of the result.
+    None if floating point is needed.
     """
     form = fixed_point(dtype)
     if form is None:

@@ -182,13 +182,7 @@ def _affine(layer: Layer, lanes: int) -> Folded:
 
 
 def sum_multipliers(op: str, reads: tuple[Int8, Int8], writes: Int8) -> tuple[tuple[int, int], int]:
-    """The multipliers of both operands of a sum, and its shift.
-
-    Args:
-        op: ``add``, ``sub`` or ``rsub``.
-        reads: Formats of the operands.
-        writes: Format of the sum.
-    """
+    """The multipliers of both operands of ``add``, ``sub`` or ``rsub``, and the shift."""
     signs = {"add": (1, 1), "sub": (1, -1), "rsub": (-1, 1)}[op]
     ratios = [s * r.scale / writes.scale for s, r in zip(signs, reads, strict=True)]
     found, shift = multipliers(np.array(ratios))

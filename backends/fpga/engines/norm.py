@@ -36,19 +36,19 @@ HAND_OVER = 2
 """Cycles from the end of a pipelined loop to the start of what follows."""
 
 
-ROW_OPS: dict[str, tuple[int, tuple[str, ...]]] = {
-    "softmax": (3, ("max", "exp", "add", "div")),
-    "log_softmax": (3, ("max", "exp", "add", "sub")),
-    "layer_norm": (3, ("add", "square", "add", "mul")),
-    "rms_norm": (2, ("square", "add", "mul")),
-    "lrn": (2, ("square", "add", "pow", "mul")),
-    "softmax_gradient": (2, ("mul", "add", "sub", "mul")),
-    "log_softmax_gradient": (2, ("add", "exp", "mul", "sub")),
+ROW_OPS: dict[str, tuple[str, ...]] = {
+    "softmax": ("max", "exp", "add", "div"),
+    "log_softmax": ("max", "exp", "add", "sub"),
+    "layer_norm": ("add", "square", "add", "mul"),
+    "rms_norm": ("square", "add", "mul"),
+    "lrn": ("square", "add", "pow", "mul"),
+    "softmax_gradient": ("mul", "add", "sub", "mul"),
+    "log_softmax_gradient": ("add", "exp", "mul", "sub"),
     "layer_norm_gradient": (
-        4, ("add", "sub", "square", "add", "mul", "mul", "add", "add", "mul", "sub", "mul")
+        "add", "sub", "square", "add", "mul", "mul", "add", "add", "mul", "sub", "mul"
     ),
 }  # fmt: skip
-"""Row op to its passes over a row, reading and writing included, and its steps per element."""
+"""Row op to its steps per element."""
 PARTS = 8
 """Results of a row that are used in turn; as in ``dot.h``."""
 
@@ -109,7 +109,7 @@ class Norm(Nest):
     @property
     def passes(self) -> int:
         """Passes over a row, reading and writing included."""
-        return len(self.gaps) or ROW_OPS[self.op][0]
+        return len(self.gaps or self.drains("float32"))
 
     @property
     def is_gradient(self) -> bool:
@@ -146,8 +146,7 @@ class Norm(Nest):
     def drains(self, dtype: str) -> tuple[int, ...]:
         """The gaps that it needs: what a pass takes from its last token on, and the sums of a row.
 
-        Args:
-            dtype: Arithmetic of the network; a row unit computes in float32.
+        A row unit computes in float32 in any network.
         """
         lanes, row = ((n - 1).bit_length() for n in (self.lanes, min(self.cf, PARTS)))
         narrow = CONVERT if bits_of(dtype) < 32 else 0
@@ -173,7 +172,7 @@ class Norm(Nest):
         return ((1 + self.is_gradient) * self.lanes * bits, self.cf)
 
     def logic(self, dtype: str) -> tuple[float, float]:
-        steps = (*ROW_OPS[self.op][1], *["mul"] * self.scale, *["add"] * self.shift)
+        steps = (*ROW_OPS[self.op], *["mul"] * self.scale, *["add"] * self.shift)
         dsp, lut = steps_cost(steps, self.lanes, "float32")
         converted = self.lanes * (fixed_point(dtype) is not None)
         return dsp + converted * CONVERTED[0], lut + converted * CONVERTED[1]

@@ -136,12 +136,9 @@ _SHAPED = {"leaky_relu": functional.leaky_relu, "elu": functional.elu}
 
 
 def results(steps: tuple[Step, ...], of: Int8, into: Int8) -> NDArray[np.int8]:
-    """What a chain of functions makes of every 8-bit number, in float64, rounded once, [256].
+    """What functions of one element make of every 8-bit number from -128 on, [256].
 
-    Args:
-        steps: Functions of one element.
-        of: What the 256 numbers from -128 on stand for.
-        into: Format of the results; a result that is no number becomes 0.
+    In float64, rounded once; a result that is no number becomes 0.
     """
     x = torch.from_numpy(of.real(np.arange(LOWEST, HIGHEST + 1))).double()
     for step in steps:

@@ -11,13 +11,7 @@ from pipec.backends.fpga.cpp import literal
 from pipec.backends.fpga.engines.base import Engine, Folded, Layer, Nest, Unit
 from pipec.backends.fpga.engines.parts import lut_ram
 from pipec.backends.fpga.engines.tiles import LOAD_SHARES, ceil_div, ceil_tiles, lanes_for
-from pipec.backends.fpga.engines.window import (
-    Window,
-    image_cycles,
-    image_rows,
-    line_of,
-    ring_of,
-)
+from pipec.backends.fpga.engines.window import Window, image_cycles, image_rows, line_of, ring_of
 from pipec.backends.fpga.numbers import bits_of
 from pipec.backends.fpga.runs import Loop, Run, Runs
 

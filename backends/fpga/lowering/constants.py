@@ -15,11 +15,7 @@ from pipec.graph.torch_private import FakeTensor
 
 
 class Constants:
-    """Which nodes of a stage graph are constant, and what they are.
-
-    Args:
-        graph: The stage's compute graph.
-    """
+    """Which nodes of a stage's compute graph are constant, and what they are."""
 
     def __init__(self, graph: Graph) -> None:
         self._weights = graph.weights
@@ -92,13 +88,7 @@ class Constants:
         return found
 
     def table(self, node: fx.Node, shape: Sequence[int], order: Sequence[int]) -> Table:
-        """The constant reshaped and its axes permuted.
-
-        Args:
-            node: A constant node.
-            shape: Shape to give it first.
-            order: Axis order, then.
-        """
+        """The constant reshaped, then its axes permuted."""
 
         def values() -> Array:
             return self.plain(node).reshape(tuple(shape)).transpose(tuple(order))

@@ -25,13 +25,7 @@ from pipec.backends.fpga.lowering.maps import (
     put_maps,
     window_of,
 )
-from pipec.backends.fpga.lowering.network import (
-    Builder,
-    UnsupportedError,
-    Value,
-    integers,
-    lowers,
-)
+from pipec.backends.fpga.lowering.network import Builder, UnsupportedError, Value, integers, lowers
 from pipec.backends.fpga.lowering.view import View, indices, merged
 from pipec.backends.fpga.numbers import bits_of
 from pipec.graph.arguments import given
@@ -128,11 +122,7 @@ def _pair(value: object, dims: tuple[int, ...], single: int) -> tuple[int, ...]:
 
 
 def _dense_conv(
-    b: Builder,
-    node: fx.Node,
-    maps: Maps,
-    window: Swg,
-    tables: tuple[int, fx.Node, Table | None],
+    b: Builder, node: fx.Node, maps: Maps, window: Swg, tables: tuple[int, fx.Node, Table | None]
 ) -> Value:
     groups, weight, bias = tables
     dims = shape_of(weight)
@@ -166,11 +156,8 @@ def _tables(weight: Table, bias: Table | None) -> dict[str, Table]:
 def paired(layer: Layer) -> Layer:
     """The same convolution of horizontal stride 2 over pairs of pixels, with stride 1.
 
-    Two neighbours are one pixel of twice the channels, so that half as many tokens are read. The
-    kernel is widened to whole pairs with zeros.
-
-    Args:
-        layer: A convolution in one group over maps of even width.
+    It is in one group, over maps of even width. Two neighbours are one pixel of twice the channels,
+    so that half as many tokens are read. The kernel is widened to whole pairs with zeros.
     """
     window, nest, weight = layer.window, layer.nest, layer.tables["weight"]
     assert window is not None

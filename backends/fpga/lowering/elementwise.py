@@ -22,12 +22,7 @@ from pipec.backends.fpga.engines.steps import UNARY, MapStep, clamp_of, may_join
 from pipec.backends.fpga.engines.vvu import Vvu
 from pipec.backends.fpga.engines.where import OPERATORS, Where
 from pipec.backends.fpga.lowering.constants import shape_of
-from pipec.backends.fpga.lowering.network import (
-    Builder,
-    UnsupportedError,
-    Value,
-    lowers,
-)
+from pipec.backends.fpga.lowering.network import Builder, UnsupportedError, Value, lowers
 from pipec.backends.fpga.lowering.view import View, indices, merged, strides_of
 from pipec.graph.arguments import given
 from pipec.graph.ir import OutputKind, op_name
@@ -122,16 +117,9 @@ _AFFINE: dict[str, Callable[[Table], tuple[Table | None, Table | None]]] = {
 
 
 def operand(b: Builder, view: View, value: Value, node: fx.Node) -> tuple[Table, int]:
-    """A constant operand in stream order, as long as its shortest period of whole rows.
+    """A constant operand in stream order, ``[period][channels]``, and its shortest period in rows.
 
-    Args:
-        b: The builder.
-        view: The other operand's view under the shape of the result.
-        value: The other operand (its rows and channels).
-        node: The constant; its shape broadcasts to the result's.
-
-    Returns:
-        Table ``[period][channels]`` and the period in rows.
+    Its shape broadcasts to that of the result, under which the other operand has this view.
     """
     pieces = view.by_axis()
     if pieces is None:

@@ -41,11 +41,9 @@ class Picked:
 
 
 def runs_of(positions: Sequence[int], *, down: bool = False) -> list[Picked]:
-    """Positions as runs of equal positive steps and equal repetitions, each as long as it can be.
+    """Positions as runs of equal steps and equal repetitions, each as long as it can be.
 
-    Args:
-        positions: Of an axis.
-        down: Whether steps may be negative too.
+    Steps are positive, or ``down`` too.
 
     Example:
         >>> runs_of([0, 0, 0, 1, 1, 2, 2])

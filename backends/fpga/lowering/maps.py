@@ -144,13 +144,7 @@ def window_of(
 ) -> Swg:
     """The sliding window at one lane; padding of the op and padding still to be made add up.
 
-    Args:
-        maps: What it slides over.
-        kernel: Height and width; stride, dilation and out alike.
-        stride: Steps.
-        dilation: Distances between kernel positions.
-        padding: Top and left.
-        out: Output rows and columns.
+    All are rows and columns; padding is that on top and on the left.
     """
     top, left = padding[0] + maps.padding.top, padding[1] + maps.padding.left
     n, c, h, w = maps.value.view.shape
@@ -162,10 +156,7 @@ def around(b: Builder, node: fx.Node, value: Value) -> Value:
     """The value with its padding around it, as layers named after ``node``."""
     padding = cast("Padding", value.padding)
     lead, pixels = value.view.shape[:-2], value.view.shape[-2:]
-    out = (
-        pixels[0] + padding.top + padding.bottom,
-        pixels[1] + padding.left + padding.right,
-    )
+    out = (pixels[0] + padding.top + padding.bottom, pixels[1] + padding.left + padding.right)
     batch = lead[0] if len(lead) == 2 else 1
     four = (batch, math.prod(lead) // batch, *pixels)
     inside = dataclasses.replace(value, view=value.view.reshape(four), padding=None)

@@ -27,12 +27,7 @@ LOWEST = -3e38
 
 
 class UnsupportedError(Exception):
-    """No engine computes this node; the message says why. Collected, never shown alone.
-
-    Args:
-        reason: What is missing.
-        hint: What would help.
-    """
+    """No engine computes this node; the message says why. Collected, never shown alone."""
 
     def __init__(self, reason: str, hint: str | None = None) -> None:
         super().__init__(reason)
@@ -182,10 +177,7 @@ class Builder:
     def value(self, node: object, around: float | None = None) -> Value:
         """The stream value of an argument, the padding around it made.
 
-        Args:
-            node: The argument.
-            around: The number that the reader's windows have around maps: padding with it is left
-                to them.
+        Padding with the number that the reader's windows have ``around`` maps is left to them.
 
         Raises:
             UnsupportedError: It is a constant where a stream is needed.
@@ -305,13 +297,9 @@ class Builder:
         return not passed or any(self.values[item].edge != edge for item in passed)
 
     def reorder(self, node: fx.Node, value: Value, want: View, channels: int) -> Value:
-        """``value`` in the element order of ``want``; a PERM layer unless it has it already.
+        """``value`` in the element order of ``want``, in rows of so many channels, for a node.
 
-        Args:
-            node: The node that needs it (for the name and the message).
-            value: What there is.
-            want: The order wanted; same logical shape.
-            channels: Elements of a row of the result.
+        A PERM layer unless it has that order already.
 
         Raises:
             UnsupportedError: The two orders have no common refinement.

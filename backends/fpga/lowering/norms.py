@@ -16,12 +16,7 @@ from torch.nn import functional
 from pipec.backends.fpga.engines.norm import Norm
 from pipec.backends.fpga.engines.parts import Table
 from pipec.backends.fpga.lowering.dense import constant
-from pipec.backends.fpga.lowering.network import (
-    Builder,
-    UnsupportedError,
-    Value,
-    lowers,
-)
+from pipec.backends.fpga.lowering.network import Builder, UnsupportedError, Value, lowers
 from pipec.backends.fpga.lowering.view import indices
 from pipec.graph.arguments import given
 from pipec.graph.patterns import Match, Rule

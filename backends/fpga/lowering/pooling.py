@@ -13,13 +13,7 @@ from pipec.backends.fpga.engines.reduce import Reduce
 from pipec.backends.fpga.engines.swg import Swg
 from pipec.backends.fpga.lowering.constants import shape_of
 from pipec.backends.fpga.lowering.maps import Maps, as_maps, like_maps, put_maps, window_of
-from pipec.backends.fpga.lowering.network import (
-    Builder,
-    UnsupportedError,
-    Value,
-    integers,
-    lowers,
-)
+from pipec.backends.fpga.lowering.network import Builder, UnsupportedError, Value, integers, lowers
 from pipec.backends.fpga.lowering.view import View
 from pipec.graph.arguments import given
 

@@ -25,14 +25,8 @@ where nobody reads it. NotImplemented leaves the node as it is."""
 class Emit(TorchDispatchMode):
     """Appends the ops that run to a graph, on behalf of a node of another one.
 
-    Args:
-        graph: The graph that grows.
-        mode: Of the fake tensors.
-        constants: Of the graph that is rewritten.
-        taken: Names of its nodes, which new ones do not bear.
-
     Attributes:
-        graph: The graph that grows.
+        graph: The graph that grows; no new node has a name that is taken.
         old: The node that is replaced; its origin is passed on.
         mode: Of the fake tensors.
         constants: What depends on weights alone in the old graph.
@@ -132,13 +126,9 @@ def _pure(op: Any) -> Any:
 
 
 def rewritten(graph: Graph, rules: Mapping[str, Rule]) -> Graph:
-    """The graph with rules applied; node names of inputs and of what is copied stay.
+    """The graph with rules, by op name, applied; names of inputs and of what is copied stay.
 
     What depends on weights alone stays too: it is computed, not lowered.
-
-    Args:
-        graph: A pure graph.
-        rules: By op name.
     """
     constants = Constants(graph)
     with tracing() as mode:

@@ -63,10 +63,7 @@ class Types(NamedTuple):
 
 
 def named_types(text: str) -> Types:
-    """The element types that a text names.
-
-    Args:
-        text: ``TYPE; PATTERN = TYPE; ...``.
+    """The element types that a text ``TYPE; PATTERN = TYPE; ...`` names.
 
     Raises:
         BackendError: No engine computes in a type, or in it beside the others.
@@ -119,13 +116,9 @@ def moves(layer: Layer) -> bool:
 
 
 def typed(network: Network, b: Builder, own: OwnTypes, arriving: Mapping[str, str]) -> Network:
-    """The network with the element types that are named.
+    """The network, as lowered by a builder, with the element types that are named.
 
-    Args:
-        network: As lowered.
-        b: What it was built by.
-        own: The types that are named.
-        arriving: Type in which another stage sends a value, by name.
+    ``arriving`` has those in which another stage sends a value, by name.
     """
     nodes, made = b.graph.nodes, dict[tuple[Use, str], Use]()
     types = {p.use.edge: arriving.get(p.value, p.use.dtype) for p in network.inputs}

@@ -46,12 +46,9 @@ _DIVIDE = ("aten.div.Tensor",)
 
 
 def gathered(graph: Graph, precision: str) -> Graph:
-    """The graph with these steps replaced; itself if there are none.
+    """A stage's graph with these steps replaced; itself if there are none.
 
-    Args:
-        graph: A stage's compute graph; the last node of a replacement has the name of what it
-            replaces.
-        precision: Element type: 8-bit integers hold no mask.
+    The last node of a replacement has the name of what it replaces. 8-bit integers hold no mask.
     """
     always: dict[str, Rule] = {**_ALWAYS, _ATTENTION: partial(attention, masks=precision != "int8")}
     if not any(
@@ -327,11 +324,9 @@ def _table() -> dict[Any, Callable[..., Any]]:
 
 
 def decomposed(graph: Graph, precision: str) -> Graph:
-    """The graph with what models write out, and composite ops without a handler, replaced.
+    """A stage's graph with what models write out, and composite ops without a handler, replaced.
 
-    Args:
-        graph: A stage's compute graph; node names, inputs and outputs stay what they are.
-        precision: Element type.
+    Node names, inputs and outputs stay what they are.
     """
     graph = gathered(graph, precision)
     constants = Constants(graph)

@@ -83,55 +83,29 @@ class Bound:
         return {"value": self.value, "worst": worst, "likely": likely}
 
 
-@dataclass(frozen=True)
-class Stages:
-    """All stages in narrow numbers.
-
-    Attributes:
-        exact: Their networks in real numbers; ``stored`` with weights as the engines read them.
-        types: Per stage, edge to element type.
-    """
-
-    exact: Sequence[Network]
-    stored: Sequence[Network]
-    types: Sequence[Mapping[str, str]]
-
-    @classmethod
-    def of(cls, exact: Sequence[Network], ready: Sequence[Network], precision: str) -> "Stages":
-        """The stages of a plan.
-
-        Args:
-            exact: One per stage, as lowered for the precision, in real numbers.
-            ready: The same with formats and whole numbers, if it is ``int8``.
-            precision: Element type of the streams.
-        """
-        types = []
-        for n in ready:
-            own = {p.use.edge: p.use.dtype for p in n.inputs} | {y.name: y.dtype for y in n.layers}
-            types.append({edge: dtype or precision for edge, dtype in own.items()})
-        return cls(exact, [stored(n, precision) for n in ready], types)
-
-
 def tolerance_of(bounds: Sequence[Bound]) -> float:
     """The largest relative error that the bounds explain: that of float32 at least, 1 at most."""
     return min(1.0, max([MINIMUM, *(b.relative for b in bounds)]))
 
 
-def bounds_of(stages: Stages, frames: Sequence[Mapping[str, Tensor]]) -> list[Bound]:
-    """The bound of every floating-point value that leaves a stage, over some frames.
+def bounds_of(
+    exact: Sequence[Network],
+    ready: Sequence[Network],
+    precision: str,
+    frames: Sequence[Mapping[str, Tensor]],
+) -> list[Bound]:
+    """The bound of every floating-point value that leaves a stage, over some frames of inputs.
 
-    Args:
-        stages: In order.
-        frames: Sets of the model's inputs by name.
+    Networks are one per stage: as lowered, in real numbers, and ready to be folded.
     """
     found: dict[tuple[int, str], tuple[float, ...]] = {}
-    exact, stored = Chain(stages.exact), Chain(stages.stored)
+    real, narrow = Chain(exact), Chain([stored(n, precision) for n in ready])
     for number, frame in enumerate(frames):
-        trace = _Trace(stages)
+        trace = _Trace(exact, ready, precision)
         with torch.no_grad():
-            want = exact.run(frame, lambda _stage, _edge, _layer, x: x)
-            rounded = stored.run(frame, trace.rounded)
-        smooth = stored.run(frame, trace.opened)
+            want = real.run(frame, lambda _stage, _edge, _layer, x: x)
+            rounded = narrow.run(frame, trace.rounded)
+        smooth = narrow.run(frame, trace.opened)
         for stage, values in enumerate(smooth):
             for name, value in values.items():
                 if value.dtype.is_floating_point:
@@ -145,8 +119,11 @@ def bounds_of(stages: Stages, frames: Sequence[Mapping[str, Tensor]]) -> list[Bo
 class _Trace:
     """One frame: its roundings by stage and edge."""
 
-    def __init__(self, stages: Stages) -> None:
-        self._stages = stages
+    def __init__(self, exact: Sequence[Network], ready: Sequence[Network], precision: str) -> None:
+        self._exact, self._types = exact, list[dict[str, str]]()
+        for n in ready:
+            own = {p.use.edge: p.use.dtype for p in n.inputs} | {y.name: y.dtype for y in n.layers}
+            self._types.append({edge: dtype or precision for edge, dtype in own.items()})
         self._errors: dict[tuple[int, str], Tensor] = {}
         self._units: dict[tuple[int, str], Tensor] = {}
         self._leaves: dict[tuple[int, str], Tensor] = {}
@@ -155,10 +132,10 @@ class _Trace:
         """The value as its type holds it; what rounding did is noted."""
         if not _rounds(layer, x):
             return x
-        dtype = self._stages.types[stage][edge]
+        dtype = self._types[stage][edge]
         result = held(x, dtype)
         # a model that names formats rounds there itself, perhaps to the other side
-        times = 2.0 if edge in self._stages.exact[stage].named else 1.0
+        times = 2.0 if edge in self._exact[stage].named else 1.0
         ordinary = x.abs() < _HUGE
         error = torch.where(ordinary, result - cut(x, dtype), 0.0)
         self._errors[stage, edge] = error
@@ -171,7 +148,7 @@ class _Trace:
             return x
         leaf = torch.zeros_like(x, requires_grad=True)
         self._leaves[stage, edge] = leaf
-        return cut(x, self._stages.types[stage][edge]) + leaf
+        return cut(x, self._types[stage][edge]) + leaf
 
     def bound(self, values: tuple[Tensor, Tensor, Tensor], seed: int) -> tuple[float, ...]:
         """`Bound.worst` and ``likely`` of a value: not rounded, rounded, and the model's."""

@@ -25,11 +25,7 @@ readers get."""
 
 
 class Chain:
-    """The networks of all stages, one after the other; tables are made into tensors once.
-
-    Args:
-        networks: In order, in real numbers.
-    """
+    """The networks of all stages, one after the other; tables are made into tensors once."""
 
     def __init__(self, networks: Sequence[Network]) -> None:
         self.networks = networks
@@ -44,14 +40,9 @@ class Chain:
         return self._tables[id(table)]
 
     def run(self, inputs: Mapping[str, Tensor], hook: Hook) -> list[dict[str, Tensor]]:
-        """All stages on one frame.
+        """What leaves each stage on one frame of inputs, by name, in the model's shapes.
 
-        Args:
-            inputs: The model's inputs, by name.
-            hook: Called once for every edge; an edge from another stage is not an input.
-
-        Returns:
-            Per stage, the values that leave it by name, in the model's shapes.
+        The hook is called once for every edge; an edge from another stage is not an input.
         """
         known, found = dict(inputs), list[dict[str, Tensor]]()
         for stage, network in enumerate(self.networks):
@@ -82,10 +73,7 @@ class Chain:
 def stored(network: Network, precision: str) -> Network:
     """The network in real numbers, its tables those that the engines read.
 
-    Args:
-        network: As lowered for the precision; for ``int8`` with formats and whole numbers
-            (`pipec.backends.fpga.quantise.layers`).
-        precision: Element type of the streams.
+    For ``int8`` it has formats and whole numbers (`pipec.backends.fpga.quantise.layers`).
     """
     convert = (
         _integer if precision == "int8" else lambda layer: _held(layer, layer.arithmetic(precision))

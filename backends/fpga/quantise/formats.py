@@ -33,16 +33,10 @@ Range = tuple[float, float]
 def observed(
     networks: Sequence[Network], samples: Sequence[Mapping[str, Tensor]]
 ) -> list[dict[str, Range]]:
-    """What was seen of every floating-point edge of every stage, over all samples.
+    """What was seen of every floating-point edge of every stage, over all samples of inputs.
 
-    What an attention mask hides (below `HIDDEN`) is not looked at.
-
-    Args:
-        networks: The stages in order, in real numbers, with weights.
-        samples: The model's inputs by name, at least one set.
-
-    Returns:
-        Edge to what was seen, per stage; of edges between stages at both ends.
+    What an attention mask hides (below `HIDDEN`) is not looked at. Edges between stages are at both
+    ends.
     """
     found: list[dict[str, Range]] = [{} for _ in networks]
 
@@ -93,10 +87,6 @@ def formats_of(
     """The format of every edge that carries real numbers, per stage.
 
     Where the model names formats itself they are taken: of a class the coarsest.
-
-    Args:
-        networks: The stages in order.
-        seen: What was seen of the values on edges, per stage.
 
     Raises:
         BackendError: Nothing is known of the values on an edge.

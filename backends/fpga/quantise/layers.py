@@ -51,11 +51,7 @@ _AFFINE_SHIFT = 22
 
 
 def quantised(network: Network, formats: Mapping[str, Int8]) -> Network:
-    """The network computing in 8-bit integers.
-
-    Args:
-        network: As lowered for ``int8``.
-        formats: Format of every edge that carries real numbers.
+    """The network computing in 8-bit integers, in a format for every edge of real numbers.
 
     Raises:
         BackendError: A layer can't.
@@ -80,11 +76,12 @@ def _layer(layer: Layer, types: Mapping[str, str]) -> Layer:
     if int8_format(typed.dtype) is None or isinstance(layer.nest, Gather):
         return typed
     if any(u.dtype == "int32" for u in inputs):
-        raise BackendError(
-            "arithmetic of integers with real numbers has no 8-bit format", where=layer.origin,
-            hint="choose another --precision",
-        )  # fmt: skip
+        raise _refused(layer, "arithmetic of integers with real numbers has no 8-bit format")
     return integer(typed.nest, typed)
+
+
+def _refused(layer: Layer, what: str) -> BackendError:
+    return BackendError(what, where=layer.origin, hint="choose another --precision")
 
 
 @singledispatch
@@ -127,10 +124,7 @@ def _product_with_constants(nest: Mvu | Vvu, layer: Layer) -> Layer:
     kind = "int8" if whole.min() >= LOWEST and whole.max() <= HIGHEST else "int16"
     offset = np.rint(bias / (scale * reads.scale)).astype(np.int64) - reads.zero * whole.sum(over)
     if int((np.abs(whole).sum(over) * 128 + np.abs(offset)).max(initial=0)) > _SUM_LIMIT:
-        raise BackendError(
-            "sums of 8-bit products do not fit 32 bits", where=layer.origin,
-            hint="choose another --precision",
-        )  # fmt: skip
+        raise _refused(layer, "sums of 8-bit products do not fit 32 bits")
     factors, shift = multipliers(scale * (reads.scale / writes.scale))
     words = Table(lambda: packed(offset, factors), given.sources)
     raw = whole.astype(kind)
@@ -226,11 +220,7 @@ def _elementwise(nest: Map, layer: Layer) -> Layer:
 
 def _refuse_infinity(layer: Layer, table: NDArray[np.float64]) -> None:
     if not np.isfinite(table).all() or (table <= HIDDEN).any():
-        raise BackendError(
-            "8-bit integers hold no infinity, so they can't mask attention",
-            where=layer.origin,
-            hint="choose another --precision",
-        )
+        raise _refused(layer, "8-bit integers hold no infinity, so they can't mask attention")
 
 
 def _limits(layer: Layer, first: int) -> tuple[float, float]:

@@ -27,7 +27,7 @@ KEPT = "held_out.npz"
 
 
 Ranges = Mapping[str, tuple[float, float]]
-_NO_RANGES: Ranges = {}
+"""Input to its least and largest number, as far as known."""
 
 
 def calibration_samples(plan: Plan) -> list[dict[str, Tensor]]:
@@ -37,9 +37,6 @@ def calibration_samples(plan: Plan) -> list[dict[str, Tensor]]:
     with an array per input, frames along the first axis, the last of which are `held_out`;
     ``input_ranges`` is JSON, input name to least and largest number. Random floats are uniform in
     that range (normal without one); integers too (numbers of rows of their table without one).
-
-    Args:
-        plan: Its graph has the inputs.
 
     Raises:
         BackendError: The file cannot be read, or does not fit the model.
@@ -52,9 +49,6 @@ def calibration_samples(plan: Plan) -> list[dict[str, Tensor]]:
 
 def held_out(plan: Plan) -> list[dict[str, Tensor]]:
     """Sets of the model's inputs that calibration has not seen; of a short file some that it has.
-
-    Args:
-        plan: As of `calibration_samples`.
 
     Raises:
         BackendError: The file cannot be read, or does not fit the model.
@@ -95,23 +89,17 @@ def source_of(plan: Plan) -> str:
 
 
 def random_frames(
-    graph: Graph, seed: int, count: int = 1, ranges: Ranges = _NO_RANGES
+    graph: Graph, seed: int, count: int = 1, ranges: Ranges | None = None
 ) -> list[dict[str, Tensor]]:
     """Seeded random tensors for every input that the user gives a model, by name.
 
     Floating point is uniform in its range, normal without one; integers without one are numbers of
     rows of the table that they pick from, or 0 and 1; booleans are fair coins.
-
-    Args:
-        graph: The whole model.
-        seed: Of the random numbers.
-        count: Sets.
-        ranges: Input to its least and largest number, as far as known.
     """
     rows, generator = table_sizes(graph), torch.Generator().manual_seed(seed)
-    inputs = inputs_of(graph).items()
+    inputs, known = inputs_of(graph).items(), ranges or {}
     return [
-        {n: _drawn(like, ranges.get(n), rows.get(n, 2), generator) for n, like in inputs}
+        {n: _drawn(like, known.get(n), rows.get(n, 2), generator) for n, like in inputs}
         for _ in range(count)
     ]
 

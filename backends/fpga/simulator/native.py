@@ -8,18 +8,17 @@ the deadlock that is reported.
 """
 
 import tempfile
-import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from importlib.resources import files
+from importlib.resources import as_file, files
 from itertools import accumulate, chain
 from pathlib import Path
 
 import numpy as np
 
 from pipec.backends.fpga.runs import Run, Runs, tokens
-from pipec.backends.fpga.toolchain import compile_cpp, ran, workspace
+from pipec.backends.fpga.toolchain import compiled, ran
 from pipec.errors import BackendError
 
 
@@ -165,27 +164,14 @@ _OUTSIDE = -1
 SOURCE = files("pipec.backends.fpga") / "simulator" / "simulate.cpp"
 
 
-_one_at_a_time = threading.Lock()
-"""What one thread runs, no other may write."""
-
-
 def binary() -> Path:
     """The compiled simulator.
 
     Raises:
         BackendError: There is no compiler, or it fails.
     """
-    with _one_at_a_time:
-        return _binary()
-
-
-@cache
-def _binary() -> Path:
-    target = workspace() / "simulate"
-    source = workspace() / "simulate.cpp"
-    source.write_text(SOURCE.read_text(encoding="utf-8"), encoding="utf-8")
-    compile_cpp(["-std=c++17", "-O2", source, "-o", target], "the simulator")
-    return target
+    with as_file(SOURCE) as source:
+        return compiled("simulate", ["-std=c++17", "-O2", source], "the simulator")
 
 
 def simulate(

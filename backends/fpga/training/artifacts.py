@@ -31,7 +31,7 @@ from msgspec import to_builtins
 from pipec.backends.fpga import audit
 from pipec.backends.fpga.cpp import identifier
 from pipec.backends.fpga.design import StageDesign
-from pipec.backends.fpga.designs import device_of
+from pipec.backends.fpga.designs import device_of, folders_of
 from pipec.backends.fpga.emit.link import (
     Around,
     Site,
@@ -43,13 +43,13 @@ from pipec.backends.fpga.emit.link import (
 )
 from pipec.backends.fpga.emit.source import top_name
 from pipec.backends.fpga.emit.stage import (
+    SEED,
     Golden,
     golden_chain,
-    random_inputs,
-    stage_directory,
     write_stage,
     write_tables,
 )
+from pipec.backends.fpga.quantise.samples import random_frames
 from pipec.backends.fpga.stagejson import Json
 from pipec.backends.fpga.training.phases import gradient_name
 from pipec.backends.fpga.training.stage import TrainedStage, trained_stages
@@ -83,12 +83,9 @@ def ways(stage: TrainedStage) -> dict[str, dict[tuple[str, str], str]]:
 def connections(
     stage: TrainedStage, designs: Mapping[str, StageDesign], fabric: FpgaResources | None
 ) -> tuple[str, str]:
-    """Name and text of the file that joins the kernels of a board.
+    """Name and text of the file that joins the kernels of a board, by folder.
 
-    Args:
-        stage: Of the plan.
-        designs: Its kernels by folder.
-        fabric: Of the board; without it, memory is one DDR port and there is no platform.
+    Without a fabric, memory is one DDR port and there is no platform.
     """
     pairs = [
         [(kernel, ends[kernel, way]) for kernel, way in two]
@@ -139,18 +136,17 @@ Tensors = Mapping[str, torch.Tensor]
 
 
 def emit_training(plan: Plan, directory: Path) -> None:
-    """Write all kernels of all stages.
-
-    Args:
-        plan: Differentiated, with weights.
-        directory: Where to.
+    """Write all kernels of all stages of a differentiated plan with weights.
 
     Raises:
         BackendError: The rings of saved values are shorter than the schedule needs.
     """
     stages = trained_stages(plan)
-    golden = golden_training(plan.graph, stages, random_inputs(plan.graph))
+    golden = golden_training(plan.graph, stages, random_frames(plan.graph, SEED)[0])
+    folders = folders_of(plan, directory)
     held = in_flight(plan.schedule) if plan.schedule is not None else ()
+    # the mean of the gradients over the microbatches of the schedule
+    sgd = Sgd(scale=1.0 / (plan.schedule.microbatches if plan.schedule is not None else 1))
     for k, (stage, need) in enumerate(zip_longest(stages, held)):
         if need is not None and need.most > stage.sets:
             raise BackendError(
@@ -161,8 +157,7 @@ def emit_training(plan: Plan, directory: Path) -> None:
                 hint="--schedule 1f1b-as or fbp-as",
             )
         fabric = device_of(plan, k).fpga
-        folder = directory / stage_directory(f"stage{k}", stage.kernels.F.part)
-        emit_stage(stage, folder, golden[k], plan.graph.weights, settings_of(plan), fabric)
+        emit_stage(stage, folders[k], golden[k], plan.graph.weights, sgd, fabric)
 
 
 def emit_stage(
@@ -173,15 +168,9 @@ def emit_stage(
     settings: Sgd,
     fabric: FpgaResources | None = None,
 ) -> None:
-    """Write the kernels of one stage.
+    """Write the kernels of one stage, with a golden frame of F and of B.
 
-    Args:
-        stage: On its board.
-        folder: Where to.
-        golden: A frame of F and of B.
-        weights: Of the model, by name.
-        settings: Of the update.
-        fabric: Of the board; without it, memory is one DDR port and there is no platform.
+    Without a fabric, memory is one DDR port and there is no platform.
     """
     waiting = Golden(golden[0].outputs, golden[0].outputs)
     frames = dict(zip(KERNELS, (*golden, _update_frame(stage, settings), waiting), strict=True))
@@ -207,19 +196,11 @@ def emit_stage(
 def reload_tables(plan: Plan, directory: Path) -> None:
     """Write the tables of F and B anew after an update: what a host sends to the boards.
 
-    Args:
-        plan: The plan that was emitted; its weights have new values, in the same tensors.
-        directory: Where it was emitted to.
+    The weights of the plan that was emitted have new values, in the same tensors.
     """
-    for k, stage in enumerate(trained_stages(plan)):
-        folder = directory / stage_directory(f"stage{k}", stage.kernels.F.part)
+    for stage, folder in zip(trained_stages(plan), folders_of(plan, directory), strict=True):
         for name, design in zip(KERNELS, (stage.kernels.F, stage.kernels.B), strict=False):
             write_tables(design, folder / name / "src/weights")
-
-
-def settings_of(plan: Plan) -> Sgd:
-    """The update's settings: the mean of the gradients over the microbatches of the schedule."""
-    return Sgd(scale=1.0 / (plan.schedule.microbatches if plan.schedule is not None else 1))
 
 
 def _write_state(stage: TrainedStage, folder: Path, weights: Tensors) -> None:

@@ -86,12 +86,8 @@ def compare_updates(
 ) -> list[Comparison]:
     """Run updates of a stage and compare what each adds with what torch.optim.SGD adds.
 
-    Args:
-        source: The whole model with weights.
-        stage: The stage.
-        sums: What the gradients of its parameters should have added up to.
-        runner: The stage as its backend loaded it, after its backward passes.
-        tolerance: Largest relative error, besides the rounding of a parameter.
+    The gradients of its parameters should have added up to ``sums``. The tolerance is relative,
+    besides the rounding of a parameter.
     """
     found, before = list[Comparison](), {n: source.weights[n].detach() for n in sums}
     for step in _updated(source, sums, runner.record.update):

@@ -115,12 +115,9 @@ def in_flight(stage: int, stages: int) -> int:
 def placed_features(
     streams: Mapping[str, Stream], sets: int, room: Resources
 ) -> tuple[Feature, ...]:
-    """A place for every saved value.
+    """A place for every saved value, in what F and B leave of the board's memories.
 
-    Args:
-        streams: Value to the stream in which it leaves F.
-        sets: Microbatches in flight.
-        room: What F and B leave of the board's memories.
+    Values leave F in streams; ``sets`` microbatches are in flight.
     """
     left = {Memory.URAM: room.uram, Memory.BRAM: room.bram36}
     found = {v: Feature(v, stream, sets) for v, stream in streams.items()}
@@ -139,10 +136,7 @@ def saved_kernel(
 ) -> StageDesign | None:
     """The FIFOs of the values that stay on chip; None if there are none.
 
-    Args:
-        forward: F on its board, whose ports the values leave.
-        features: Saved values and their places.
-        name: Of the kernel.
+    They leave the ports of F, on its board.
     """
     kept = {f.value: f for f in features if f.on_chip}
     if not kept:
@@ -195,10 +189,6 @@ def networks_of(
     A value keeps the axis order in which its producer sends it: values go down the pipeline,
     gradients come up it, saved values stay in their stage.
 
-    Args:
-        phases: The graphs, stage by stage.
-        precision: Element type.
-
     Raises:
         BackendError: Ops that no engine computes.
     """
@@ -218,8 +208,6 @@ def networks_of(
     return tuple(zip(forward, reversed(backward), strict=True))
 
 
-_SHARES = (1.0, 0.0)
-"""Of the memory that engines leave, for saved values: all, or none where the rest does not fit."""
 _NEAR = 1.1
 """How much longer than engines memory may take for a frame."""
 
@@ -229,12 +217,7 @@ def kernels_on(
 ) -> Kernels:
     """F and B folded onto one board such that both keep the least interval.
 
-    Args:
-        networks: Of F and B (`networks_of`).
-        board: Where.
-        name: Of the stage.
-        phases: Their graphs.
-        sets: Microbatches in flight, whose saved values are held.
+    The saved values of ``sets`` microbatches in flight are held.
 
     Raises:
         BackendError: They do not fit.
@@ -254,9 +237,9 @@ def kernels_on(
             return whole
         found: StageDesign | Shortage
         leaving = {p.value: whole.streams[p.stream] for p in whole.outputs}
-        for share in _SHARES:
+        for room in (_room(whole, board), Resources()):  # none where the rest does not fit
             values = {v: leaving[v] for v in phases.saved}
-            features = placed_features(values, sets, _room(whole, board, share))
+            features = placed_features(values, sets, room)
             rings = {f.value: ring(f.value, sets) for f in features if not f.on_chip}
             found = _complete(_unsized(whole), {**sums, **rings}, features, board)
             if isinstance(found, StageDesign):
@@ -279,13 +262,11 @@ def kernels_on(
     return Kernels(forward, backward, found.interval, features, between)
 
 
-def _room(whole: StageDesign, board: Board, share: float) -> Resources:
-    """A share of the on-chip memory that engines leave."""
+def _room(whole: StageDesign, board: Board) -> Resources:
+    """The on-chip memory that engines leave, for saved values."""
     limit, used = board.limits, whole.resources
-    return Resources(
-        bram36=share * max(limit.bram36 - used.bram36, 0),
-        uram=share * max(limit.uram - used.uram, 0),
-    )
+    left = {kind: getattr(limit, kind) - getattr(used, kind) for kind in ("bram36", "uram")}
+    return Resources(**{kind: max(room, 0.0) for kind, room in left.items()})
 
 
 def _complete(

@@ -86,14 +86,8 @@ def on_their_side(
 ) -> tuple[Tensors, int, int]:
     """What a stage saved in torch, elements on the other side as the kernels saved them.
 
-    Args:
-        stage: Of a training plan.
-        own: What it saved in torch, by name.
-        theirs: What its kernels saved.
-        tolerance: That of `other_sides`.
-
-    Returns:
-        The values that its B reads then, and how many elements of ReLUs and maxima were put there.
+    Values are by name; the tolerance is that of `other_sides`. Also how many elements of ReLUs and
+    how many maxima were put there.
     """
     assert stage.training is not None
     found, relus, maxima = dict(own), 0, 0

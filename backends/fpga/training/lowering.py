@@ -14,20 +14,8 @@ from pipec.backends.fpga.engines.poolgrad import ArgMax, Scatter
 from pipec.backends.fpga.engines.swg import Swg
 from pipec.backends.fpga.lowering.constants import shape_of
 from pipec.backends.fpga.lowering.elementwise import two_streams
-from pipec.backends.fpga.lowering.maps import (
-    NHWC,
-    Maps,
-    as_maps,
-    as_maps_value,
-    window_of,
-)
-from pipec.backends.fpga.lowering.network import (
-    Builder,
-    UnsupportedError,
-    Value,
-    integers,
-    lowers,
-)
+from pipec.backends.fpga.lowering.maps import NHWC, Maps, as_maps, as_maps_value, window_of
+from pipec.backends.fpga.lowering.network import Builder, UnsupportedError, Value, integers, lowers
 from pipec.backends.fpga.lowering.norms import element_table, rows_through
 from pipec.backends.fpga.lowering.pooling import max_pool_value, max_pooled
 from pipec.backends.fpga.lowering.view import View

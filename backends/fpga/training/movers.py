@@ -68,10 +68,8 @@ def with_movers(
 ) -> StageDesign:
     """The design with movers in place of the ports of some values.
 
-    Args:
-        design: A kernel, or several with prefixes to the names of their engines.
-        places: Value of a port to its place; a value may be an output and an input.
-        prefixes: Of which each port's node has one.
+    A value that has a place may be an output and an input. Of several kernels in one, the node of
+    each port has one of the prefixes.
     """
     found = design
     for is_input, ports in ((True, design.inputs), (False, design.outputs)):
@@ -124,11 +122,9 @@ def may_wait(stream: Stream) -> bool:
 
 
 def with_fifos(design: StageDesign, prefixes: Sequence[str]) -> StageDesign:
-    """The design with engines and memory ports for every FIFO that lies in DDR.
+    """The kernels with engines and memory ports for every FIFO that lies in DDR.
 
-    Args:
-        design: Kernels; FIFOs that are in ``Memory.DDR`` have both ends in them.
-        prefixes: Of the names of each kernel's streams.
+    Both ends of it are in them; the names of each kernel's streams have a prefix.
     """
     for stream in design.streams.values():
         if stream.memory is Memory.DDR:

@@ -58,11 +58,9 @@ class Mask:
 
 
 def masks_of(forward: Graph, draws: Draws | None) -> tuple[Mask, ...]:
-    """The masks of a stage.
+    """The masks of a stage with this F.
 
-    Args:
-        forward: Its F.
-        draws: Numbers of its random ops in the model; from 0 on if absent.
+    Its random ops have these numbers in the model, from 0 on if none are given.
     """
     random = [n for n in forward.calls if is_random(n)]
     numbers = range(len(random)) if draws is None else draws
@@ -148,9 +146,7 @@ def saved_name(name: str) -> str:
 def phases_of(training: Training, draws: Draws | None = None) -> Phases:
     """The graphs of a stage's kernels.
 
-    Args:
-        training: Its training graphs, lowered (nothing waits in host memory).
-        draws: Numbers of its random ops in the model; from 0 on if it is the whole model.
+    Its random ops have these numbers in the model, from 0 on if it is the whole model.
     """
     low = training.lowered()
     rules = {**RULES, **_DROPOUT, **_layer_norm_rules(low.F)}

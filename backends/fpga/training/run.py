@@ -147,12 +147,8 @@ class TrainedRunner:
     def backward(self, microbatch: int, gradients: Values) -> Tensors:
         """B of a microbatch whose F has run.
 
-        Args:
-            microbatch: Its number.
-            gradients: Of the values that F yielded, by name; the loss's is 1.
-
-        Returns:
-            Gradients of the values that F received, by name.
+        From gradients of the values that F yielded, by name, to those of what it received; the
+        loss's gradient is 1.
         """
         named = {gradient_name(k): v for k, v in gradients.items()}
         read = {**self.waiting.pop(microbatch), **named}
@@ -164,11 +160,7 @@ class TrainedRunner:
         return {n: w.tensor(w.held(self.memory)) for n, w in self._sums.items()}
 
     def update(self) -> Tensors:
-        """Run the update kernel on the sums.
-
-        Returns:
-            The new parameters, by name; the momentum stays in memory.
-        """
+        """The new parameters, by name, of the update kernel; the momentum stays in memory."""
         if not self.record.parameters:
             return {}
         last = self.record.parameters[-1]
@@ -271,12 +263,9 @@ class _OnBoard(StageRunner):
 
 
 class EmittedPipeline(LocalPipeline):
-    """The stages of a plan, in C simulation.
+    """The stages of a plan with a training schedule, as they were loaded, in C simulation.
 
-    Args:
-        plan: With a training schedule.
-        runners: The stages as they were loaded; they start anew.
-        microbatches: Of an update; at most the schedule's.
+    They start anew; an update has so many microbatches, at most the schedule's.
 
     Attributes:
         saved: What F of a stage saved last in a microbatch, by both.
@@ -298,8 +287,7 @@ class EmittedPipeline(LocalPipeline):
     def train(self, batches: Sequence[Values]) -> Result:
         """F and B of the microbatches of one update; the gradients are added up in the stages.
 
-        Args:
-            batches: The model's inputs and targets by name, one set per microbatch.
+        Batches are inputs and targets of the model by name, one set per microbatch.
         """
         self._batches[:] = batches
         return self.round()

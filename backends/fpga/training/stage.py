@@ -5,13 +5,7 @@ from dataclasses import dataclass
 
 from pipec.backends.fpga.banks import with_slots
 from pipec.backends.fpga.design import StageDesign
-from pipec.backends.fpga.designs import (
-    board_of,
-    device_of,
-    link_behind,
-    remembered,
-    types_of,
-)
+from pipec.backends.fpga.designs import board_of, device_of, link_behind, remembered, types_of
 from pipec.backends.fpga.engines.parts import Memory
 from pipec.backends.fpga.lowering.network import Network
 from pipec.backends.fpga.memory import items_of, placed
@@ -92,14 +86,7 @@ def trained_stages(plan: Plan) -> tuple[TrainedStage, ...]:
 def trained_stage(
     phases: Phases, networks: tuple[Network, Network], board: Board, name: str, sets: int
 ) -> TrainedStage:
-    """One stage on its board.
-
-    Args:
-        phases: Its graphs.
-        networks: Of F and B (`networks_of`).
-        board: Where.
-        name: Of the stage.
-        sets: Microbatches in flight.
+    """One stage on its board, saved values held for ``sets`` microbatches in flight.
 
     Raises:
         BackendError: The stage does not fit the board.

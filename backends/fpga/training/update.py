@@ -71,12 +71,7 @@ class Slice(Struct, frozen=True, rename={"parameter": "name", "first": "first_ro
 
 
 def layout(backward: Network, trained: Sequence[str]) -> tuple[Slice, ...]:
-    """The parameters of a stage in memory.
-
-    Args:
-        backward: The network of B, whose outputs are their gradients.
-        trained: Names of the parameters in order.
-    """
+    """The trained parameters of a stage in memory, in order; B's outputs are their gradients."""
     uses, found, first = {p.value: p.use for p in backward.outputs}, list[Slice](), 0
     for name in trained:
         use = uses[gradient_name(name)]
@@ -137,12 +132,7 @@ def update_network(parameters: int) -> Network:
 
 
 def update_kernel(parameters: int, bytes_per_cycle: float) -> StageDesign:
-    """The update as a kernel whose engines are no slower than memory.
-
-    Args:
-        parameters: Of the stage.
-        bytes_per_cycle: That the board's memory moves.
-    """
+    """The update of so many parameters as a kernel whose engines are no slower than memory."""
     per_row = max(int(4 * WORDS_MOVED * ROW / bytes_per_cycle), 1)
     return sized(design_at(update_network(parameters), ceil_div(parameters, ROW) * per_row))
 

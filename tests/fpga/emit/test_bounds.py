@@ -20,7 +20,7 @@ from pipec.backends.fpga.inference import Accuracy, measure, of_golden
 from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.lowering.network import Network
 from pipec.backends.fpga.numbers import decoded, encoded, roundoff
-from pipec.backends.fpga.quantise.bound import Bound, Stages, bounds_of
+from pipec.backends.fpga.quantise.bound import Bound, bounds_of
 from pipec.backends.fpga.quantise.execute import Chain
 from pipec.backends.fpga.quantise.formats import formats_of, observed
 from pipec.backends.fpga.quantise.layers import quantised
@@ -57,6 +57,9 @@ def test_the_network_in_torch_is_the_model(name: str, precision: str) -> None:
         torch.testing.assert_close(found[value], want, rtol=1e-5, atol=1e-5)
 
 
+Stages = tuple[list[Network], list[Network], str]
+
+
 def narrow(graph: Graph, precision: str, x: Tensor) -> tuple[Network, Stages]:
     """What is emitted, and what its bounds follow from."""
     exact = lower(graph, precision)
@@ -64,7 +67,7 @@ def narrow(graph: Graph, precision: str, x: Tensor) -> tuple[Network, Stages]:
     if precision == "int8":
         frames = drawn(exact.inputs[0].value, x, 1, 16)
         ready = quantised(exact, formats_of([exact], observed([exact], frames))[0])
-    return ready, Stages.of([exact], [ready], precision)
+    return ready, ([exact], [ready], precision)
 
 
 def simulated(
@@ -94,7 +97,7 @@ def test_networks_lose_what_the_format_explains(name: str, precision: str, tmp_p
     graph = graph_of(model, x)
     ready, stages = narrow(graph, precision, x)
     frames = drawn(ready.inputs[0].value, x, 2)
-    bounds = {b.value: b for b in bounds_of(stages, frames)}
+    bounds = {b.value: b for b in bounds_of(*stages, frames)}
     for item in simulated(graph, ready, precision, frames, tmp_path / "s"):
         bound, lost = bounds[item.value], item.max_relative_error
         assert lost <= min(bound.worst, bound.likely), (item, bound)
@@ -128,7 +131,7 @@ def test_a_broken_engine_exceeds_the_bound(precision: str, how: str, tmp_path: P
     graph = graph_of(model, x)
     ready, stages = narrow(graph, precision, x)
     frames = drawn(ready.inputs[0].value, x, 2)
-    (bound,) = bounds_of(stages, frames)
+    (bound,) = bounds_of(*stages, frames)
     (whole,) = simulated(graph, ready, precision, frames, tmp_path / "s")
     assert whole.max_relative_error <= bound.relative
     _broken(tmp_path / "s", how)
@@ -143,7 +146,7 @@ def test_worst_is_what_the_worst_signs_do(precision: str, seed: int) -> None:
     torch.manual_seed(seed)
     model, x = torch.nn.Linear(5, 2), torch.rand(1, 5) * 4 - 2
     exact, stages = narrow(graph_of(model, x), precision, x)
-    (bound,) = bounds_of(stages, [{exact.inputs[0].value: x}])
+    (bound,) = bounds_of(*stages, [{exact.inputs[0].value: x}])
     weight, bias = (
         decoded(encoded(p.detach().numpy(), precision), precision).astype(np.float64)
         for p in model.parameters()

@@ -3,12 +3,14 @@
 import re
 from collections.abc import Callable
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import numpy as np
 import pytest
 import torch
 from torch.nn import functional
 
+from pipec.backends.fpga import toolchain
 from pipec.backends.fpga.csim import build as csim_build
 from pipec.backends.fpga.emit.stage import write_stage
 from pipec.backends.fpga.engines.map import Map
@@ -359,12 +361,13 @@ def test_what_has_changed_is_compiled_again(
 ) -> None:
     stage, made = tmp_path / "stage", list[list[str]]()
 
-    def compiles(command: list[str], *_: object) -> None:
+    def compiles(command: list[str], **_: object) -> CompletedProcess[str]:
         made.append(command)
         Path(command[-1]).touch()
+        return CompletedProcess(command, 0)
 
-    monkeypatch.setattr(csim_build, "compile_cpp", compiles)
-    monkeypatch.setattr(csim_build, "workspace", lambda: tmp_path)
+    monkeypatch.setattr(toolchain, "ran", compiles)
+    monkeypatch.setattr(toolchain, "workspace", lambda: tmp_path)
     write_stage(design_of([map_case("copy", [])]), stage, golden=None)
     built = csim_build.build(stage, csim_build.TIMED)
     assert len(made) == 2 + len(csim_build.COMMON)  # the standard library's headers

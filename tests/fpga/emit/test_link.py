@@ -8,7 +8,7 @@ import pytest
 from pipec.backends.fpga.banks import ddr_ports, with_banks
 from pipec.backends.fpga.design import Port, StageDesign, Stream
 from pipec.backends.fpga.emit.link import Around, Site, around, block_design, link_cfg
-from pipec.backends.fpga.emit.scripts import scripts
+from pipec.backends.fpga.emit.stage import texts_of
 from pipec.backends.fpga.emit.tables import pointers
 from pipec.backends.fpga.engines.mvu import Mvu
 from pipec.backends.fpga.fifo import sized
@@ -95,7 +95,7 @@ def test_several_values_share_a_link(several: StageDesign) -> None:
     assert streams["krnl_aurora_1.rx_axis"] == "stage0_link_tx_1.back"
     assert len(streams) == len(values) + 2
     assert text.count("nk=stage0_link_tx:1:") == 1
-    emitted = scripts(several, 1e-4, Site(platform=True, crossing=values))
+    emitted = texts_of(several, Site(platform=True, crossing=values))
     assert {"link/link.h", "link/link_tx.cpp", "hls_link_tx.cfg"} <= emitted.keys()
     assert "hls_link_tx.cfg" in emitted["README.md"]
     assert "syn.top=stage0_link_tx\n" in emitted["hls_link_tx.cfg"]
@@ -114,12 +114,12 @@ def test_udp_takes_every_value_in_packets(several: StageDesign, count: int) -> N
     assert len(streams) == count + 4
     ends = {end.split(".")[0] for pair in streams.items() for end in pair}
     assert ends == set(re.findall(r"^nk=\w+:1:(\w+)$", text, re.MULTILINE))
-    emitted = scripts(several, 1e-4, Site(platform=True, crossing=values))
+    emitted = texts_of(several, Site(platform=True, crossing=values))
     assert emitted["link_udp.cfg"] == text
     assert "link/link_tx.cpp" in emitted
-    assert (
-        "link/link_tx.cpp" in scripts(several, 1e-4, Site(platform=False, crossing=values))
-    ) == (count > 1)
+    assert ("link/link_tx.cpp" in texts_of(several, Site(platform=False, crossing=values))) == (
+        count > 1
+    )
 
 
 def test_a_block_design_has_both_directions_of_a_shared_link(several: StageDesign) -> None:
@@ -194,7 +194,7 @@ def test_memory_ports_reach_their_controller_through_interconnects_of_sixteen(
 
 @pytest.mark.parametrize(("platform", "name"), [(True, "link.cfg"), (False, "block_design.tcl")])
 def test_a_board_gets_what_its_tools_take(design: StageDesign, platform: bool, name: str) -> None:
-    found = scripts(design, 1e-4, Site(platform=platform))
+    found = texts_of(design, Site(platform=platform))
     assert name in found
     assert {"link.cfg", "block_design.tcl"} - {name} & found.keys() == set()
     assert name in found["README.md"]

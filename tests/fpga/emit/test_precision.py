@@ -15,7 +15,7 @@ from pipec.backends.fpga.engines.mvu import Mvu
 from pipec.backends.fpga.engines.reduce import Reduce
 from pipec.backends.fpga.memory import items_of
 from pipec.backends.fpga.numbers import decoded, encoded, file_type, sum_bits
-from pipec.backends.fpga.quantise.bound import Stages, bounds_of, tolerance_of
+from pipec.backends.fpga.quantise.bound import bounds_of, tolerance_of
 from pipec.backends.fpga.quantise.samples import held_out
 from pipec.backends.fpga.toolchain import compiler
 from pipec.cluster.cluster import parse_cluster
@@ -143,8 +143,7 @@ def test_compiled_in_float16_and_verified(tmp_path: Path) -> None:
     plan = make_plan(load(model).graph, parse_cluster("2xvcu118"), "fpga", options=options)
     emit(plan, tmp_path / "out")
     emitted = load_backend("fpga").load(plan, tmp_path / "out")
-    stages = Stages.of(lowered(plan), networks(plan), "float16")
-    planned = bounds_of(stages, held_out(plan))
+    planned = bounds_of(lowered(plan), networks(plan), "float16", held_out(plan))
     assert emitted.tolerance == tolerance_of(planned)
     report = verify_artifacts(tmp_path / "out", load(model))
     assert report.ok, report
@@ -160,8 +159,7 @@ def test_parts_of_a_product_are_bounded_as_the_whole_is() -> None:
     options = {"precision": "bfloat16"}
     plan = make_plan(graph, parse_cluster("1xvcu118"), "fpga", options=options)
     assert any("_part" in layer.name for layer in lowered(plan)[0].layers)
-    stages = Stages.of(lowered(plan), networks(plan), "bfloat16")
-    bounds = bounds_of(stages, held_out(plan))
+    bounds = bounds_of(lowered(plan), networks(plan), "bfloat16", held_out(plan))
     assert 1e-3 < tolerance_of(bounds) < 0.1
 
 
