@@ -1,5 +1,6 @@
 """Scripts around the kernel: every port is led somewhere, once; banks are the board's."""
 
+import math
 import re
 from dataclasses import replace
 
@@ -60,6 +61,15 @@ def test_every_stream_of_the_host_has_a_mover_in_a_bank_of_its_own(design: Stage
     kernels = re.findall(r"^nk=(\w+):1:\1_1$", text, re.MULTILINE)
     assert len(kernels) == 1 + len(moved)
     assert "by a data mover" not in text
+
+
+def test_a_mover_says_how_much_memory_it_works_in(design: StageDesign) -> None:
+    """Beats of 64 bytes of a frame in float32: co-simulation allocates no more than that."""
+    emitted = texts_of(design, Site(platform=True, banks=BANKS, hosted=True))
+    for name, wire in ports_of(design).items():
+        (depth,) = re.findall(r" depth = (\d+) ", emitted[f"mover/{name}.cpp"])
+        stream = wire.stream
+        assert int(depth) == math.ceil(stream.rows * stream.tokens_per_row * stream.lanes / 16)
 
 
 def test_cores_on_both_sides_of_a_board_are_one_kernel(several: StageDesign) -> None:
