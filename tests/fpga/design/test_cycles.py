@@ -10,7 +10,7 @@ from pipec.backends.fpga.engines.gear import Dwc
 from pipec.backends.fpga.engines.map import Map
 from pipec.backends.fpga.engines.matmul import Matmul
 from pipec.backends.fpga.engines.mvu import Mvu
-from pipec.backends.fpga.engines.norm import Norm
+from pipec.backends.fpga.engines.norm import ROW_OPS, Norm
 from pipec.backends.fpga.engines.perm import Perm
 from pipec.backends.fpga.engines.reduce import Reduce
 from pipec.backends.fpga.engines.route import Concat, Fork
@@ -268,3 +268,17 @@ def test_stalls_are_charged_to_the_stream_that_caused_them() -> None:
     trace = simulate([fast, slow], {"x": 2}, 1)
     assert trace.flows["x"].empty + trace.flows["x"].full > 0
     assert trace.ends == (47,)
+
+
+PASSES = {"softmax": 3, "log_softmax": 3, "layer_norm": 3, "rms_norm": 2, "lrn": 2,
+          "softmax_gradient": 2, "log_softmax_gradient": 2, "layer_norm_gradient": 4}  # fmt: skip
+
+
+@pytest.mark.parametrize("op", ROW_OPS)
+def test_a_row_unit_passes_over_a_row_as_often_as_it_has_loops(op: str) -> None:
+    """As in ``norm.h`` and ``rowgrad.h``; reading and writing are a pass each."""
+    nest = Norm(6, 12, op=op)
+    assert nest.passes == PASSES[op]
+    (loop,) = nest.runs(1, 1)
+    assert isinstance(loop, Loop)
+    assert cycles(loop.body) == PASSES[op] * 12
