@@ -4,10 +4,9 @@
 into two ranks, and trains under each schedule: as it is, with offload, and with recompute, both to
 75 % of the plain peak. A row has the predicted and the counted peak of both ranks. Counted is from
 outside: every block of malloc, the kernels' own scratch included; the host arena, which is mapped,
-is not. Models: ``chain``, ``attention``, ``convolutions``.
+is not. Twelve models.
 
-``python -m benchmarks.outside_memory all all cuda``: two ranks that share a GPU, on twelve models;
-counted are the active bytes of each rank's caching allocator, kernels' scratch included. What
+``python -m benchmarks.outside_memory all all cuda``: two ranks that share a GPU; counted are the active bytes of each rank's caching allocator, kernels' scratch included. What
 cuBLAS keeps for itself, 32 MiB on Hopper, is there before and in neither figure.
 """
 
@@ -52,6 +51,8 @@ from tests.runtime.pipelines import batches
 SCHEDULES = {"gpipe": 2, "1f1b": 2, "interleaved": 4, "zb-h1": 2, "zbv": 4, "pipedream": 2}
 """Schedule to its stages on two ranks."""
 MICROBATCHES, SHARE = 6, 0.75
+ROWS = {"cpu": 8, "cuda": 32}
+"""Samples of a microbatch of the models of other benchmarks."""
 _AT_ONCE = 7
 WAYS = ("plain", "offload", "recompute")
 Row = tuple[list[float], list[int]]
@@ -128,9 +129,9 @@ def halved(make: Callable[[], nn.Module]) -> nn.Module:
     return Half(make())
 
 
-def on_a_gpu() -> dict[str, Case]:
+def models_on(device: str) -> dict[str, Case]:
     """Twelve models."""
-    found = MODELS | {name: workload(name, 32) for name in WORKLOADS}
+    found = MODELS | {name: workload(name, ROWS[device]) for name in WORKLOADS}
     for name in ("transformer", "llama", "vgg"):
         case = found[name]
         found[f"{name}-bf16"] = Case(partial(halved, case.model), case.loss, case.batch)
@@ -222,7 +223,7 @@ def plans(case: Case, schedule: str, device: str) -> tuple[dict[str, Plan], Batc
 
 def measured(model: str, schedules: list[str], device: str) -> dict[str, dict[str, Row]]:
     """What both ranks find, on rank 0."""
-    models = MODELS if device == "cpu" else on_a_gpu()
+    models = models_on(device)
     found: dict[str, dict[str, Row]] = {}
     for schedule in schedules:
         ways, batch = plans(models[model], schedule, device)
@@ -284,7 +285,7 @@ if __name__ == "__main__":
     for word, default in (("models", "all"), ("schedules", "all"), ("device", "cpu")):
         parser.add_argument(word, nargs="?", default=default)
     told = parser.parse_args()
-    known = MODELS if told.device == "cpu" else on_a_gpu()
+    known = models_on(told.device)
     models = list(known) if told.models == "all" else told.models.split(",")
     schedules = list(SCHEDULES) if told.schedules == "all" else told.schedules.split(",")
     if os.environ.get("PIPEC_IS_COUNTED"):

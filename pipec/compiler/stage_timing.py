@@ -3,17 +3,18 @@
 Where the table knows the whole stage (``pipec profile DIRECTORY``), that counts; else its nodes.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 from torch import fx
 
 from pipec.cluster.device import Device
-from pipec.cost.stage import StageCost
+from pipec.cost.stage import StageCost, call_of
 from pipec.errors import PlanError
-from pipec.graph.ir import Graph, InputKind, OutputKind, nbytes
+from pipec.graph.ir import Graph, InputKind, OutputKind, nbytes, tensors
 from pipec.graph.lower import lower
-from pipec.graph.torch_private import OpOverload, is_view
+from pipec.graph.torch_private import OpOverload, is_view, tree_leaves
 from pipec.plan.model import Plan, Stage, StageTiming
 
 
@@ -116,7 +117,10 @@ def peak_live_bytes(graph: Graph, counted: Collection[str]) -> int:
 
 
 def peak_of(
-    order: Sequence[fx.Node], results: Collection[str], counted: Collection[str]
+    order: Sequence[fx.Node],
+    results: Collection[str],
+    counted: Collection[str],
+    kernels: Mapping[str, int] = MappingProxyType({}),
 ) -> tuple[int, frozenset[str]]:
     """As `peak_live_bytes`, of nodes that read each other by their names; and which are alive then.
 
@@ -124,11 +128,13 @@ def peak_of(
         order: The nodes as they run; what they read from elsewhere does not count.
         results: Names of those that live to the end.
         counted: Names of those whose bytes count.
+        kernels: See `StageCost.kernels`.
     """
     home, last = dict[str, str](), dict[str, int]()
     for k, n in enumerate(order):
         reads = [home[read.name] for read in n.all_input_nodes if read.name in home]
-        home[n.name] = reads[0] if reads and _is_view(n) else n.name
+        shows = reads and _is_view(n) and not _is_item(n)
+        home[n.name] = reads[0] if shows else n.name
         last |= dict.fromkeys([*reads, home[n.name]], k)
     last |= dict.fromkeys([home[name] for name in results], len(order))
     ends: dict[int, list[str]] = {}
@@ -139,11 +145,20 @@ def peak_of(
     for k, n in enumerate(order):
         live[n.name] = own_bytes(n) if n.name in counted else 0
         held += live[n.name]
-        if held > peak[0]:
-            peak = held, frozenset(name for name, size in live.items() if size)
+        if _is_item(n) and live.get(made := n.all_input_nodes[0].name):
+            live[n.name] = nbytes(n)  # each tensor of a tuple is let go for itself
+            live[made] -= live[n.name]
+        own = kernels.get(_call(n), 0) if kernels else 0
+        if held + own > peak[0]:
+            peak = held + own, frozenset(name for name, size in live.items() if size)
         for done in ends.get(k, ()):
             held -= live.pop(done)
     return peak
+
+
+def _call(node: fx.Node) -> str:
+    operands = tree_leaves((node.args, node.kwargs))
+    return call_of(node.target, [t for n in operands if isinstance(n, fx.Node) for t in tensors(n)])
 
 
 def holder(node: fx.Node) -> fx.Node:
@@ -157,6 +172,15 @@ def _is_view(node: fx.Node) -> bool:
     if getattr(node.target, "__name__", "") == "getitem":
         return True
     return isinstance(node.target, OpOverload) and is_view(node.target)
+
+
+def _is_item(node: fx.Node) -> bool:
+    """Whether it is one of the tensors that an op makes, and no view of another."""
+    return (
+        getattr(node.target, "__name__", "") == "getitem"
+        and node.all_input_nodes[0].op == "call_function"
+        and not _is_view(node.all_input_nodes[0])
+    )
 
 
 def own_bytes(node: fx.Node) -> int:

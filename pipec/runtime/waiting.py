@@ -75,18 +75,21 @@ class Watch:
 
     def _run(self) -> None:
         while not self._ended.wait(self._long / 8):
-            what, where = _Now.what, _Now.where
-            waits = what is not None and time.monotonic() - _Now.since > self._long
             try:
-                if waits:
-                    place = where() if where else "outside the rounds"
-                    text = f"{self._told} {place}: waiting for {what}"
-                    self._store.set(str(self._rank), text)
-                elif self._told:
-                    self._store.delete_key(str(self._rank))
-                self._told = self._told + 1 if waits else 0
+                self._tell()
             except RuntimeError:
                 return  # the store is gone, and the group with it
+
+    def _tell(self) -> None:
+        """Write what is waited for; nothing of it is held until the next time."""
+        what, where = _Now.what, _Now.where
+        waits = what is not None and time.monotonic() - _Now.since > self._long
+        if waits:
+            place = where() if where else "outside the rounds"
+            self._store.set(str(self._rank), f"{self._told} {place}: waiting for {what}")
+        elif self._told:
+            self._store.delete_key(str(self._rank))
+        self._told = self._told + 1 if waits else 0
 
     def stand_still(self, mine: str) -> str | None:
         """The ranks that do not say that they wait, and who waits for them; None if all do.

@@ -1,4 +1,4 @@
-"""Bytes counted op by op: views, in-place ops, lists; and against what a plan predicts."""
+"""Bytes counted op by op: views, in-place ops, lists, kernels; and against what a plan predicts."""
 
 import pytest
 import torch
@@ -16,7 +16,8 @@ from pipec.runtime.allocations import Allocations, counting
 from pipec.runtime.executor import Batch, Settings
 from pipec.runtime.local import LocalPipeline
 from pipec.runtime.weights import StageWeights
-from tests.autodiff.zoo import CASES, seeded
+from tests.autodiff.chain import Case
+from tests.autodiff.zoo import CASES, floats, seeded
 from tests.runtime.pipelines import batches, scheduled
 
 
@@ -27,7 +28,7 @@ def test_shared_memory_counts_once_and_is_let_go_with_its_last_view() -> None:
         view = held[10:]
         view.add_(1)
         assert found.live == 400
-        new = held + 1
+        new = held + held
         part = new[:2]
         assert found.live == 800
         del new
@@ -39,10 +40,24 @@ def test_shared_memory_counts_once_and_is_let_go_with_its_last_view() -> None:
 
 def test_lists_of_results_count_each() -> None:
     with Allocations() as found:
-        parts = torch._foreach_add([torch.ones(10), torch.ones(5)], 1)
+        parts = torch._foreach_neg([torch.ones(10), torch.ones(5)])
         assert found.peak == 120
         assert found.live == 60
     del parts
+
+
+def test_what_a_kernel_takes_for_itself_counts() -> None:
+    """oneDNN computes a convolution's backward on copies of its operands in another layout."""
+    x, weight = torch.ones(16, 16, 32, 32), torch.ones(16, 16, 3, 3)
+    grad = torch.ones_like(x)
+    with Allocations([x, weight, grad]) as found:
+        parts = torch.ops.aten.convolution_backward(
+            grad, x, weight, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True, True, False]
+        )
+        made = sum(t.nbytes for t in parts[:2])
+        before = x.nbytes + weight.nbytes + grad.nbytes
+        assert found.live == before + made
+        assert found.peak >= before + made + x.nbytes
 
 
 def test_a_step_lets_versions_go_that_nobody_uses_before_it_makes_another() -> None:
@@ -61,8 +76,19 @@ def adam(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters)
 
 
-def measured(name: str, stages: int) -> tuple[Plan, Batch]:
-    case = CASES[name]
+def convolutions() -> torch.nn.Module:
+    nn = torch.nn
+    blocks = [
+        nn.Sequential(nn.Conv2d(a, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.SiLU())
+        for a in (3, *[16] * 5)
+    ]
+    return nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 3))
+
+
+CONVOLUTIONS = Case(convolutions, torch.nn.functional.cross_entropy, floats(8, 3, 32, 32))
+
+
+def measured(case: Case, stages: int) -> tuple[Plan, Batch]:
     args, target = case.batch(0)
     graph = trace(seeded(case), args, loss=Loss(case.loss, target), source=Source("memory", "test"))
     passes = parse_pipeline("annotate-cost,partition,insert-comm,differentiate,time-stages")
@@ -73,7 +99,7 @@ def measured(name: str, stages: int) -> tuple[Plan, Batch]:
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb-h1", "pipedream"])
 def test_the_bytes_of_a_measured_plan_are_those_that_a_run_holds(schedule: str) -> None:
-    plan, batch = measured("mlp", 1)
+    plan, batch = measured(CASES["mlp"], 1)
     order = scheduled(plan, schedule, 6)
     pipeline = LocalPipeline(plan, batch, Settings(adam), schedule=order)
     with counting(pipeline.executors[0]) as memory:
@@ -86,7 +112,7 @@ def test_the_bytes_of_a_measured_plan_are_those_that_a_run_holds(schedule: str) 
 
 def test_a_measured_stage_stays_measured_when_it_is_rewritten() -> None:
     """B takes what it took and what it computes again; bytes are those that a run holds."""
-    base, batch = measured("mlp", 1)
+    base, batch = measured(CASES["mlp"], 1)
     told = parse_pipeline("schedule{generator=gpipe microbatches=6},simulate")
     plain = run_passes(told, base)
     assert plain.timeline is not None
@@ -109,8 +135,26 @@ def test_a_measured_stage_stays_measured_when_it_is_rewritten() -> None:
     assert plan.timeline.peak_bytes[0] == pytest.approx(counted, rel=0.05)
 
 
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
+def test_what_actions_of_a_rewritten_stage_take_was_predicted_before(schedule: str) -> None:
+    """Kernels of convolutions take memory of their own, in B too where B computes them again."""
+    base, batch = measured(CONVOLUTIONS, 2)
+    told = f"generator={schedule} microbatches=6"
+    plain = run_passes(parse_pipeline(f"schedule{{{told}}},simulate"), base)
+    assert plain.timeline is not None
+    limit = 0.85 * max(plain.timeline.peak_bytes)
+    plan = run_passes(parse_pipeline(f"insert-recompute{{memory-limit={limit} {told}}}"), base)
+    rewritten = [(s.cost_key, measured_stage(plan, s)) for s in plan.stages]
+    again = Profiler(plan, batch, Settings(adam)).measure(0.0).stages
+    assert {k for k, _ in rewritten} != {s.cost_key for s in base.stages}
+    for key, predicted in rewritten:
+        assert predicted is not None
+        for kind, size in predicted.workspace.items():
+            assert size == pytest.approx(again[key].workspace[kind], rel=0.01, abs=100), kind
+
+
 def test_the_times_of_a_measured_plan_are_those_that_were_measured() -> None:
-    plan, _ = measured("mlp", 2)
+    plan, _ = measured(CASES["mlp"], 2)
     assert plan.costs is not None
     cost = plan.costs.stages["cpu"]
     first, last = (cost[s.training.key] for s in plan.stages if s.training)
