@@ -211,7 +211,6 @@ class Profiler:
         self._programs = {name: Program.of(plan, order) for name, order in _rows(plan).items()}
         self._rows: dict[tuple[int, str], Row] | None = {} if keep else None
         self._workspace: dict[int, dict[str, int]] = {}
-        self._kernels: dict[int, dict[str, int]] = {}
         if self._world > 1:
             self._transport = ProcessGroupTransport(self._device.torch, [(0, 1)])
 
@@ -233,9 +232,7 @@ class Profiler:
                 continue
             stage = self._plan.stages[index]
             key = stage.cost_key
-            workspace, kernels = self._workspace[index], self._kernels[index]
-            cost = replace(_cost(index, samples), workspace=workspace, kernels=kernels)
-            found.append({key: cost})
+            found.append({key: _cost(index, samples, self._workspace[index])})
             sends = [_pooled(samples, kind, index, first=None) for kind in _SENDS]
             handling += [s for part in sends for s in part]
         if not self._grouped:
@@ -250,7 +247,6 @@ class Profiler:
             row = self._row(index, name) if there else None
             if row is not None and not counted:
                 self._workspace[index] = _larger(self._workspace.get(index, {}), row.workspace())
-                self._kernels[index] = _larger(self._kernels.get(index, {}), row.kernels)
             if self._grouped:
                 dist.barrier()
             if row is not None:
@@ -309,8 +305,8 @@ def _pooled(
     ]
 
 
-def _cost(stage: int, samples: Mapping[str, Samples]) -> StageCost:
-    """Seconds on rows with full backwards, with split ones, and with a step per microbatch."""
+def _cost(stage: int, samples: Mapping[str, Samples], workspace: Mapping[str, int]) -> StageCost:
+    """One stage on rows with full backwards, with split ones, and with a step per microbatch."""
 
     def every(name: str, kind: ActionKind, *, first: bool | None = None) -> list[float]:
         """Of one row, if it was run."""
@@ -318,7 +314,7 @@ def _cost(stage: int, samples: Mapping[str, Samples]) -> StageCost:
 
     forward = statistics.median(_pooled(samples, _K.F, stage, first=None))
     if "inference" in samples:
-        return StageCost(forward)
+        return StageCost(forward, workspace=workspace)
     making = every("1f1b", _K.B, first=True) + every("pipedream", _K.B)
     adding = every("1f1b", _K.B, first=False)
     alone, later = statistics.median(making), statistics.median(adding)
@@ -337,6 +333,7 @@ def _cost(stage: int, samples: Mapping[str, Samples]) -> StageCost:
         step=step,
         step_copied=statistics.median(copied) if copied else step,
         optimizer_bytes=samples["1f1b"].optimizer_bytes.get(stage, 0),
+        workspace=workspace,
     )
 
 
@@ -357,7 +354,6 @@ def _merged(parts: Sequence[Mapping[str, StageCost]]) -> dict[str, StageCost]:
 
 def _mean(costs: Sequence[StageCost]) -> StageCost:
     """Means of the times; bytes are the same."""
-    sizes = ("optimizer_bytes", "workspace", "kernels")
-    names = [f.name for f in fields(StageCost) if f.name not in sizes]
+    names = [f.name for f in fields(StageCost) if f.name not in ("optimizer_bytes", "workspace")]
     times = {name: statistics.fmean(getattr(c, name) for c in costs) for name in names}
     return StageCost(**{**asdict(costs[0]), **times})

@@ -3,18 +3,17 @@
 Where the table knows the whole stage (``pipec profile DIRECTORY``), that counts; else its nodes.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
-from types import MappingProxyType
 
 from torch import fx
 
 from pipec.cluster.device import Device
-from pipec.cost.stage import StageCost, call_of
+from pipec.cost.stage import StageCost
 from pipec.errors import PlanError
-from pipec.graph.ir import Graph, InputKind, OutputKind, nbytes, tensors
+from pipec.graph.ir import Graph, InputKind, OutputKind, nbytes
 from pipec.graph.lower import lower
-from pipec.graph.torch_private import OpOverload, is_view, tree_leaves
+from pipec.graph.torch_private import OpOverload, is_view
 from pipec.plan.model import Plan, Stage, StageTiming
 
 
@@ -117,10 +116,7 @@ def peak_live_bytes(graph: Graph, counted: Collection[str]) -> int:
 
 
 def peak_of(
-    order: Sequence[fx.Node],
-    results: Collection[str],
-    counted: Collection[str],
-    kernels: Mapping[str, int] = MappingProxyType({}),
+    order: Sequence[fx.Node], results: Collection[str], counted: Collection[str]
 ) -> tuple[int, frozenset[str]]:
     """As `peak_live_bytes`, of nodes that read each other by their names; and which are alive then.
 
@@ -128,7 +124,6 @@ def peak_of(
         order: The nodes as they run; what they read from elsewhere does not count.
         results: Names of those that live to the end.
         counted: Names of those whose bytes count.
-        kernels: See `StageCost.kernels`.
     """
     home, last = dict[str, str](), dict[str, int]()
     for k, n in enumerate(order):
@@ -148,17 +143,11 @@ def peak_of(
         if _is_item(n) and live.get(made := n.all_input_nodes[0].name):
             live[n.name] = nbytes(n)  # each tensor of a tuple is let go for itself
             live[made] -= live[n.name]
-        own = kernels.get(_call(n), 0) if kernels else 0
-        if held + own > peak[0]:
-            peak = held + own, frozenset(name for name, size in live.items() if size)
+        if held > peak[0]:
+            peak = held, frozenset(name for name, size in live.items() if size)
         for done in ends.get(k, ()):
             held -= live.pop(done)
     return peak
-
-
-def _call(node: fx.Node) -> str:
-    operands = tree_leaves((node.args, node.kwargs))
-    return call_of(node.target, [t for n in operands if isinstance(n, fx.Node) for t in tensors(n)])
 
 
 def holder(node: fx.Node) -> fx.Node:

@@ -1,6 +1,6 @@
 """What recomputing takes of a stage: seconds of every value, and the bytes that B then holds."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import fsum, inf
@@ -90,19 +90,16 @@ class Rewritten:
                  for nodes, results, computed in self.orders.values())  # fmt: skip
         return max(peaks, key=lambda p: p[0])
 
-    def fullest(self, kernels: Mapping[str, int]) -> dict[str, int]:
-        """Most bytes that each graph holds beyond what was there before it, F beyond what it saves.
-
-        Args:
-            kernels: See `StageCost.kernels`.
-        """
-        found = {k: peak_of(*order, kernels)[0] for k, order in self.orders.items()}
+    @cached_property
+    def fullest(self) -> dict[str, int]:
+        """Most bytes that are alive in each graph, in F beyond what it saves."""
+        found = {k: peak_of(*order)[0] for k, order in self.orders.items()}
         results = [o.node for o in self.forward.outputs if o.kind is not OutputKind.SAVED]
         results += self.saved
         needed = ancestors(map(self.forward.node, results))
         order = [n for n in self.forward.nodes.values() if n in needed]
         calls = {n.name for n in order if n.op == "call_function"}
-        return {**found, "F": peak_of(order, results, calls, kernels)[0] - sum(self.saved.values())}
+        return {**found, "F": peak_of(order, results, calls)[0] - sum(self.saved.values())}
 
 
 class Rewrites:
@@ -140,8 +137,7 @@ class Rewrites:
         old, new = self.of(frozenset()), self.of(again)
         more = {k: new.seconds(self.work, k) - old.seconds(self.work, k) for k in _BACKWARD}
         if measured:
-            was, now = (r.fullest(before.kernels) for r in (old, new))
-            grown = {k: now[k] - was[k] for k in now}
+            grown = {k: new.fullest[k] - old.fullest[k] for k in new.fullest}
             workspace = {
                 name: max(size + grown.get(name.removeprefix("first "), 0), 0)
                 for name, size in before.workspace.items()

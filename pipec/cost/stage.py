@@ -7,23 +7,17 @@ the receiving processor, which these cannot compute in, and the time on the way 
 """
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
 import numpy as np
-import torch
 from msgspec import Meta
 
 from pipec.errors import CostError
 
 Figure = Annotated[float, Meta(ge=0, le=sys.float_info.max)]
 Size = Annotated[int, Meta(ge=0)]
-
-
-def call_of(op: object, operands: Iterable[torch.Tensor]) -> str:
-    """An op and the types of its tensors: calls that need equal kernels."""
-    return f"{op}{[(str(t.dtype), *map(int, t.shape)) for t in operands]}"
 
 
 @dataclass(frozen=True)
@@ -42,8 +36,6 @@ class StageCost:
         workspace: Kind of action (``F``, ``B``, ``I``, ``W``, ``STEP``) to the most bytes that it
             allocates while it runs, without what lives on; ``first B`` and ``first W`` where no
             gradients of the update are there yet.
-        kernels: `call_of` of a node to the bytes that its kernel takes for itself while it runs,
-            where that was seen.
     """
 
     F: Figure
@@ -55,7 +47,6 @@ class StageCost:
     step_copied: Figure = 0.0
     optimizer_bytes: Size = 0
     workspace: Mapping[str, Size] = field(default_factory=dict)
-    kernels: Mapping[str, Size] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

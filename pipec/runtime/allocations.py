@@ -8,7 +8,6 @@ from typing import Any, Protocol
 
 import torch
 
-from pipec.cost.stage import call_of
 from pipec.graph.torch_private import (
     OpOverload,
     TorchDispatchMode,
@@ -22,14 +21,7 @@ from pipec.runtime.executor import Executor
 
 
 class Counter(Protocol):
-    """Bytes on one device.
-
-    Attributes:
-        kernels: `call_of` to the most bytes that the kernel took for itself while it ran; no calls
-            where that is not seen.
-    """
-
-    kernels: dict[str, int]
+    """Bytes on one device."""
 
     @property
     def peak(self) -> int:
@@ -60,7 +52,7 @@ class CudaAllocator:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._device, self.kernels = device, dict[str, int]()
+        self._device = device
 
     @property
     def peak(self) -> int:
@@ -82,7 +74,6 @@ class Allocations(TorchDispatchMode):
     Attributes:
         live: Bytes that are held now.
         peak: Most bytes held since the last reset.
-        kernels: See `Counter`.
 
     What a kernel asks malloc for by itself is not seen. Costs some 20 µs per op, and 2 ms for the
     first of its kind.
@@ -102,7 +93,6 @@ class Allocations(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self._live: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._lent: dict[str, int] = {}
-        self.kernels: dict[str, int] = {}
         self.live = self.peak = 0
         self._add(held, set())
 
@@ -125,9 +115,6 @@ class Allocations(TorchDispatchMode):
         given, before = {storage_key(t) for t in operands}, self.live
         self._add((t for t in tree_leaves(result) if isinstance(t, torch.Tensor)), given)
         self.peak = max(self.peak, before + lent)
-        own, call = lent - (self.live - before), call_of(func, operands)
-        if own > self.kernels.get(call, 0):
-            self.kernels[call] = own
         return result
 
     def _run(

@@ -74,9 +74,6 @@ class Samples:
 class Row:
     """One device's row, which runs alone as often as it is told to.
 
-    Attributes:
-        kernels: As `StageCost` has them.
-
     Args:
         program: The plan under a schedule; the device should hold one stage.
         device: Whose row.
@@ -98,7 +95,6 @@ class Row:
         where = compute or Device(torch.device("cpu"))
         transport, weights = Echo(where.torch), program.plan.graph.weights
         self._program, self._clock = program, clock
-        self.kernels: dict[str, int] = {}
         self._executor = Executor(program, device, transport, batch, settings, weights, where)
 
     def round(self) -> list[tuple[ActionKind, int, float]]:
@@ -153,7 +149,6 @@ class Row:
 
         Returns:
             By name of the kind, such as ``B``; ``first B`` where no gradients were there before.
-            Besides, `kernels` is filled.
         """
         executor, program = self._executor, self._program
         found: dict[str, int] = {}
@@ -169,7 +164,6 @@ class Row:
                     if number and name:
                         found[name] = max(found.get(name, 0), memory.peak - before - stays)
                 executor.end()
-            self.kernels |= memory.kernels
         return found
 
 

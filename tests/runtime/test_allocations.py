@@ -142,7 +142,7 @@ def test_what_actions_of_a_rewritten_stage_take_was_predicted_before(schedule: s
     told = f"generator={schedule} microbatches=6"
     plain = run_passes(parse_pipeline(f"schedule{{{told}}},simulate"), base)
     assert plain.timeline is not None
-    limit = 0.85 * max(plain.timeline.peak_bytes)
+    limit = 0.7 * max(plain.timeline.peak_bytes)
     plan = run_passes(parse_pipeline(f"insert-recompute{{memory-limit={limit} {told}}}"), base)
     rewritten = [(s.cost_key, measured_stage(plan, s)) for s in plan.stages]
     again = Profiler(plan, batch, Settings(adam)).measure(0.0).stages
