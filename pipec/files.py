@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import hashlib
 import json
 import os
 import re
@@ -13,6 +14,7 @@ import weakref
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,6 +23,19 @@ from pipec.signals import unwound_by
 
 _LARGEST = 1 << 29
 """Bytes of a file of data: some thirty times the ``plan.json`` of 405 billion parameters."""
+
+
+PACKAGE = Path(__file__).parent
+"""All sources of pipec."""
+
+
+@cache
+def code_of(package: Path) -> str:
+    """Digest of the sources of a package: the number of a version stays when they change."""
+    folders = (package, *(f for f in package.iterdir() if f.is_dir()))  # some may be links
+    files = sorted({path for folder in folders for path in folder.rglob("*.py")})
+    text = "\n".join(f"{f.relative_to(package)} {f.read_text('utf-8')}" for f in files)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def check_regular(path: Path) -> None:

@@ -6,7 +6,6 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +14,8 @@ from pipec.explore.candidate import Candidate
 from pipec.explore.explore import Exploration
 from pipec.explore.make import Maker
 from pipec.explore.predict import Prediction
-from pipec.files import write_file
+from pipec.files import PACKAGE, code_of, write_file
 from pipec.graph.structure import structural_key
-
-PACKAGE = Path(__file__).parents[1]
-"""All sources of pipec."""
 
 
 def cache_directory() -> Path:
@@ -51,14 +47,6 @@ def content_key(maker: Maker, candidates: Sequence[Candidate], batch: int, **mor
         "options": {name: str(value) for name, value in maker.options.items()},
     }
     return _sha256(json.dumps(content, sort_keys=True))[:32]
-
-
-@cache
-def code_of(package: Path) -> str:
-    """Digest of the sources of a package: of another predictor figures are no longer true."""
-    folders = (package, *(f for f in package.iterdir() if f.is_dir()))  # some may be links
-    files = sorted({path for folder in folders for path in folder.rglob("*.py")})
-    return _sha256("\n".join(f"{f.relative_to(package)} {f.read_text('utf-8')}" for f in files))
 
 
 def recall(key: str) -> Exploration | None:

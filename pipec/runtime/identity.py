@@ -11,6 +11,7 @@ from importlib.metadata import version
 import torch
 
 from pipec.errors import PipecError
+from pipec.files import PACKAGE, code_of
 from pipec.graph.ir import Graph, InputKind, tensor
 from pipec.graph.tensor_type import has_data
 from pipec.graph.torch_private import tree_leaves
@@ -39,7 +40,7 @@ def identity(program: Program, settings: Settings) -> dict[str, str | None]:
     record = {k: v for k, v in plan_record(plan).items() if k not in ("schedule", "timeline")}
     graphs = [plan.graph.module.code, *(s.graph.module.code for s in plan.stages)]
     return {
-        "the version of pipec": version("pipec"),
+        "the code of pipec": f"{version('pipec')} {code_of(PACKAGE)[:_SHORT]}",
         "the version of torch": torch.__version__,
         "the model's weights": plan.graph.source.sha256[:_SHORT] or None,
         "the schedule": f"{program.schedule.name} {digest_of(schedule)}",

@@ -1,6 +1,5 @@
 """Ranks that were told different things; the last one is the odd one."""
 
-import importlib.metadata
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -13,6 +12,7 @@ from torch import nn
 from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.driver import default_passes, make_plan
 from pipec.errors import PipecError
+from pipec.files import code_of
 from pipec.frontends.torch_module import from_module
 from pipec.pipeline.pipeline import Pipeline
 from pipec.pipeline.valid import Count
@@ -115,7 +115,7 @@ def refused() -> dict[str, str]:
             given = {**_usual(), **(change() if odd else {})}
             found[name] = _message(partial(DistributedPipeline, **given))
         found["a shared weight"] = _message(lambda: _tied(odd=odd))
-        found["another version of pipec"] = _message(lambda: _versions(odd=odd))
+        found["other code of pipec"] = _message(lambda: _codes(odd=odd))
         found["a batch of other values"] = _message(lambda: _batch(0.5 * odd, 16))
         found["a batch of fewer rows"] = _message(lambda: _batch(0.0, 16 - 4 * odd))
         found["another count"] = _message(lambda: _batch(0.0, 16, lambda _: 1.0 + odd))
@@ -137,9 +137,8 @@ def _tied(*, odd: bool) -> None:
     DistributedPipeline(plan, data(), Settings(sgd()), weights=weights)
 
 
-def _versions(*, odd: bool) -> None:
-    real = importlib.metadata.version
-    with patch("pipec.runtime.identity.version", (lambda _: "0.0.1") if odd else real):
+def _codes(*, odd: bool) -> None:
+    with patch("pipec.runtime.identity.code_of", (lambda _: "0123") if odd else code_of):
         DistributedPipeline(**_usual())
 
 
