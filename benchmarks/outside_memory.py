@@ -6,8 +6,9 @@ into two ranks, and trains under each schedule: as it is, with offload, and with
 outside: every block of malloc, the kernels' own scratch included; the host arena, which is mapped,
 is not. Twelve models.
 
-``python -m benchmarks.outside_memory all all cuda``: two ranks that share a GPU; counted are the active bytes of each rank's caching allocator, kernels' scratch included. What
-cuBLAS keeps for itself, 32 MiB on Hopper, is there before and in neither figure.
+``python -m benchmarks.outside_memory all all cuda``: two ranks that share a GPU; counted are the
+active bytes of each rank's caching allocator, kernels' scratch included. What cuBLAS keeps for
+itself, 32 MiB on Hopper, is there before and in neither figure.
 """
 
 import argparse
