@@ -6,6 +6,11 @@ STAMP  := $(VENV)/.installed
 # A release with known advisories: where they can be read, pip-audit can run.
 ADVISORIES := https://pypi.org/pypi/jinja2/2.10/json
 
+# What every process of the tests would otherwise compile anew, if the user writes no bytecode.
+export PYTHONDONTWRITEBYTECODE :=
+# Workers of the tests: one more than two cores, since some tests wait for processes.
+WORKERS := -n 3 --dist worksteal
+
 .DEFAULT_GOAL := help
 .PHONY: help setup demo faults test lint types layers unit fuzz conformance fpga-conformance hls-check rtl bench zoo fuzz-onnx fuzz-ops fuzz-plans chaos lock audit test-lowest docs pictures clean
 
@@ -47,15 +52,15 @@ layers: setup
 	$(BIN)/lint-imports --no-cache
 
 unit: setup
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -q --ignore tests/test_docs.py
+	OMP_NUM_THREADS=1 $(BIN)/pytest $(WORKERS) -q --ignore tests/test_docs.py
 	rm -rf build/wheel build/lib && mkdir -p build/wheel/site
 	$(BIN)/pip wheel -q --no-deps --no-build-isolation -w build/wheel .
 	$(BIN)/python -m zipfile -e build/wheel/*.whl build/wheel/site
 	cp -r *.md LICENSE conftest.py pyproject.toml docs tests benchmarks examples distribution build/wheel
-	cd build/wheel && PYTHONPATH=$$PWD/site OMP_NUM_THREADS=1 ../../$(BIN)/pytest -n 2 --dist worksteal -q tests/test_docs.py
+	cd build/wheel && PYTHONPATH=$$PWD/site OMP_NUM_THREADS=1 ../../$(BIN)/pytest $(WORKERS) -q tests/test_docs.py
 
 fuzz: setup ## the property tests on new random examples
-	HYPOTHESIS_PROFILE=fuzz OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -q -m hypothesis tests
+	HYPOTHESIS_PROFILE=fuzz OMP_NUM_THREADS=1 $(BIN)/pytest $(WORKERS) -q -m hypothesis tests
 
 conformance: setup ## run the ONNX node tests and rewrite docs/onnx_conformance.md
 	$(BIN)/python -m benchmarks.conformance
@@ -113,7 +118,7 @@ test-lowest: ## the tests with the lowest versions that pyproject.toml allows (n
 	grep -E '^(torch|pytest|pytest-xdist|hypothesis|ortools|scikit-learn|selenium|setuptools|build|import-linter)==' constraints.txt > build/lowest/tools.txt
 	build/lowest/bin/pip install -q -r build/lowest/lowest.txt -r build/lowest/tools.txt tensorboard "transformers>=5.23"
 	build/lowest/bin/pip install -q --no-deps --no-build-isolation -e .
-	OMP_NUM_THREADS=1 build/lowest/bin/pytest -n 2 --dist worksteal -q
+	OMP_NUM_THREADS=1 build/lowest/bin/pytest $(WORKERS) -q
 
 docs: setup ## the site with its API reference, offline, in build/site
 	$(BIN)/pip install -q -c constraints.txt -e '.[docs]' --no-build-isolation
