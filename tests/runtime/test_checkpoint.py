@@ -23,7 +23,7 @@ from pipec.runtime.rules import Correction
 from pipec.runtime.train import train
 from tests.autodiff.chain import Case, worst
 from tests.autodiff.zoo import CASES, floats, seeded
-from tests.runtime.pipelines import batches, scheduled, staged
+from tests.runtime.pipelines import batches, scheduled, staged_once
 
 SETTINGS = Settings(
     lambda p: torch.optim.AdamW(p, lr=0.01),
@@ -46,7 +46,7 @@ def pipeline(
 @pytest.mark.parametrize("name", ["cnn", "dropout"])
 def test_continuing_is_bit_identical(name: str, schedule: str, tmp_path: Path) -> None:
     case = CASES[name]
-    plan = staged(case, seeded(case), 3)
+    plan = staged_once(case, seeded(case), 3)
     whole = pipeline(case, plan, schedule)
     losses = train(whole, 6)
     first = pipeline(case, plan, schedule)
@@ -65,7 +65,7 @@ def test_a_checkpoint_fits_another_number_of_stages(
 ) -> None:
     case = CASES[name]
     module: nn.Module = seeded(case)
-    plans = [staged(case, module, n) for n in (before, after)]
+    plans = [staged_once(case, module, n) for n in (before, after)]
     whole = pipeline(case, plans[0], "1f1b", clip=0.1)
     train(whole, 4)
     first = pipeline(case, plans[0], "1f1b", clip=0.1)
@@ -81,7 +81,7 @@ def test_without_a_flush_nothing_is_lost_on_another_number_of_stages(
 ) -> None:
     case = CASES["dropout"]
     module: nn.Module = seeded(case)
-    plans = [staged(case, module, n) for n in (4, 2)]
+    plans = [staged_once(case, module, n) for n in (4, 2)]
     whole = pipeline(case, plans[0], schedule)
     train(whole, 4)
     first = pipeline(case, plans[0], schedule)
@@ -109,7 +109,7 @@ def test_without_a_flush_other_stages_go_on_with_their_own_delays(
         order, batch = scheduled(plan, schedule, 8), batches(case, plan.graph)
         return LocalPipeline(plan, batch, settings, schedule=order, weights=weights)
 
-    plans = [staged(case, module, n) for n in (4, 2)]
+    plans = [staged_once(case, module, n) for n in (4, 2)]
     first = run(plans[0])
     train(first, 1, checkpoints=Checkpoints(tmp_path, first.executors))
     second = run(plans[1])
@@ -141,7 +141,7 @@ class Paths(nn.Module):
 def test_names_of_weights_may_be_paths(before: int, after: int, tmp_path: Path) -> None:
     case = Case(Paths, nn.functional.cross_entropy, floats(4, 8))
     module = seeded(case)
-    plans = [staged(case, module, n) for n in (before, after)]
+    plans = [staged_once(case, module, n) for n in (before, after)]
     assert interrupted(case, plans, SETTINGS, tmp_path) == 0
 
 
@@ -181,7 +181,7 @@ def test_parameters_keep_their_group_on_other_stages(
 ) -> None:
     case = Case(normed, nn.functional.cross_entropy, floats(4, 8))
     module = seeded(case)
-    plans = [staged(case, module, n) for n in (before, after)]
+    plans = [staged_once(case, module, n) for n in (before, after)]
     settings = Settings(two_groups, lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.5))
     assert interrupted(case, plans, settings, tmp_path) == 0
 
@@ -192,7 +192,7 @@ def test_a_learning_rate_that_is_a_tensor_comes_back_as_one(
 ) -> None:
     case = CASES["mlp"]
     module = seeded(case)
-    plans = [staged(case, module, n) for n in (before, after)]
+    plans = [staged_once(case, module, n) for n in (before, after)]
     settings = Settings(
         lambda p: torch.optim.Adam(p, lr=torch.tensor(0.02)),
         lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.5),
@@ -224,7 +224,7 @@ def test_settings_of_another_class_are_not_taken_over(
     settings: Settings, said: str, tmp_path: Path
 ) -> None:
     case = CASES["mlp"]
-    plan = staged(case, seeded(case), 2)
+    plan = staged_once(case, seeded(case), 2)
     first = pipeline(case, plan, "1f1b")
     train(first, 1, checkpoints=Checkpoints(tmp_path, first.executors))
     order, batch = scheduled(plan, "1f1b", 4), batches(case, plan.graph)
@@ -235,7 +235,7 @@ def test_settings_of_another_class_are_not_taken_over(
 
 def test_weights_of_a_checkpoint_are_safetensors_by_their_names(tmp_path: Path) -> None:
     case = CASES["mlp"]
-    run = pipeline(case, staged(case, seeded(case), 3), "1f1b")
+    run = pipeline(case, staged_once(case, seeded(case), 3), "1f1b")
     train(run, 2, checkpoints=Checkpoints(tmp_path, run.executors))
     found = load_file(tmp_path / "round-2/0.safetensors")
     weights = {n.removeprefix("weights/"): w for n, w in found.items() if n.startswith("weights/")}
@@ -257,7 +257,7 @@ class Phased(nn.Module):
 
 def test_complex_weights_come_back(tmp_path: Path) -> None:
     case = Case(Phased, nn.functional.mse_loss, lambda k: ((torch.randn(2, 6),), torch.ones(2, 6)))
-    plan = staged(case, seeded(case), 2)
+    plan = staged_once(case, seeded(case), 2)
     first, second = (pipeline(case, plan, "1f1b") for _ in range(2))
     train(first, 1, checkpoints=Checkpoints(tmp_path, first.executors))
     assert Checkpoints(tmp_path, second.executors).resume() == 1
@@ -268,7 +268,7 @@ def test_a_checkpoint_that_cannot_be_written_is_told_of_and_training_goes_on(
     tmp_path: Path,
 ) -> None:
     case, told = CASES["mlp"], list[str]()
-    run = pipeline(case, staged(case, seeded(case), 3), "1f1b")
+    run = pipeline(case, staged_once(case, seeded(case), 3), "1f1b")
     checkpoints = Checkpoints(tmp_path / "saved", run.executors, tell=told.append)
     (tmp_path / "saved").rmdir()
     (tmp_path / "saved").touch()
@@ -285,7 +285,7 @@ def test_a_checkpoint_that_cannot_be_written_is_told_of_and_training_goes_on(
 
 def test_a_directory_is_of_one_run_at_a_time(tmp_path: Path) -> None:
     case = CASES["mlp"]
-    plan = staged(case, seeded(case), 3)
+    plan = staged_once(case, seeded(case), 3)
     run = pipeline(case, plan, "1f1b")
     hold = "import sys, time, pathlib, pipec.files as f; l = f.Lock(pathlib.Path(sys.argv[1]));"
     hold += "print(flush=True); time.sleep(600)"
@@ -309,7 +309,7 @@ def test_a_directory_is_of_one_run_at_a_time(tmp_path: Path) -> None:
 
 def test_newer_checkpoints_of_another_run_are_not_taken_for_this_ones(tmp_path: Path) -> None:
     case = CASES["mlp"]
-    plan = staged(case, seeded(case), 2)
+    plan = staged_once(case, seeded(case), 2)
     old, new, again = (pipeline(case, plan, "1f1b") for _ in range(3))
     train(old, 3, checkpoints=Checkpoints(tmp_path, old.executors, keep=3), every=1)
     new.round()
@@ -326,7 +326,7 @@ def test_newer_checkpoints_of_another_run_are_not_taken_for_this_ones(tmp_path: 
 
 def test_a_half_written_checkpoint_does_not_count(tmp_path: Path) -> None:
     case = CASES["mlp"]
-    plan = staged(case, seeded(case), 3)
+    plan = staged_once(case, seeded(case), 3)
     run = pipeline(case, plan, "1f1b")
     train(run, 2, checkpoints=Checkpoints(tmp_path, run.executors))
     (tmp_path / "round-9.part").mkdir()
@@ -336,7 +336,7 @@ def test_a_half_written_checkpoint_does_not_count(tmp_path: Path) -> None:
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     for name in ("mlp", "cnn"):
         case = CASES[name]
-        run = pipeline(case, staged(case, seeded(case), 3), "1f1b")
+        run = pipeline(case, staged_once(case, seeded(case), 3), "1f1b")
         checkpoints = Checkpoints(tmp_path, run.executors)
         if name == "cnn":
             with pytest.raises(PipecError, match="of another model"):
@@ -352,7 +352,7 @@ def test_a_model_with_the_same_weights_is_another_model_all_the_same(tmp_path: P
             nn.functional.cross_entropy,
             floats(4, 8),
         )
-        return pipeline(case, staged(case, seeded(case), 2), "1f1b")
+        return pipeline(case, staged_once(case, seeded(case), 2), "1f1b")
 
     first = made(nn.Tanh)
     train(first, 1, checkpoints=Checkpoints(tmp_path, first.executors))
@@ -371,7 +371,7 @@ def test_a_renamed_checkpoint_is_refused(saved: tuple[LocalPipeline, Path]) -> N
 @pytest.mark.parametrize("harm", ["damaged", "renamed", "unsealed"])
 def test_the_newest_good_checkpoint_is_used_and_the_bad_one_told(harm: str, tmp_path: Path) -> None:
     case, told = CASES["dropout"], list[str]()
-    plan = staged(case, seeded(case), 2)
+    plan = staged_once(case, seeded(case), 2)
     whole, first, second = (pipeline(case, plan, "1f1b") for _ in range(3))
     train(whole, 4)
     train(first, 3, checkpoints=Checkpoints(tmp_path, first.executors, keep=3), every=1)
@@ -395,7 +395,7 @@ def test_the_newest_good_checkpoint_is_used_and_the_bad_one_told(harm: str, tmp_
 
 def test_what_is_kept_counts_only_what_can_be_read(tmp_path: Path) -> None:
     case = CASES["mlp"]
-    run = pipeline(case, staged(case, seeded(case), 2), "1f1b")
+    run = pipeline(case, staged_once(case, seeded(case), 2), "1f1b")
     train(run, 2, checkpoints=Checkpoints(tmp_path, run.executors), every=1)
     for left in (2, 9):  # unreadable ones, one of them newer than all that this run will write
         (tmp_path / f"round-{left}").mkdir(exist_ok=True)
@@ -411,7 +411,7 @@ def test_what_is_kept_counts_only_what_can_be_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("schedule", ["1f1b", "pipedream"])
 def test_a_state_that_is_not_finite_displaces_nothing(schedule: str, tmp_path: Path) -> None:
     case, told = CASES["mlp"], list[str]()
-    plan = staged(case, seeded(case), 2)
+    plan = staged_once(case, seeded(case), 2)
     good = batches(case, plan.graph)
 
     def batch(number: int) -> Mapping[str, Tensor]:
@@ -435,7 +435,7 @@ def test_a_state_that_is_not_finite_displaces_nothing(schedule: str, tmp_path: P
 def test_an_update_that_is_not_finite_is_left_out(on_nan: OnNan, tmp_path: Path) -> None:
     """As if its round had not been; stopping keeps the checkpoint that was under way."""
     case = CASES["mlp"]
-    plan = staged(case, seeded(case), 3)
+    plan = staged_once(case, seeded(case), 3)
     good, steps = batches(case, plan.graph), list[Step]()
 
     def batch(number: int) -> Mapping[str, Tensor]:
@@ -465,7 +465,7 @@ def test_an_update_that_is_not_finite_is_left_out(on_nan: OnNan, tmp_path: Path)
 def saved(tmp_path: Path) -> tuple[LocalPipeline, Path]:
     """A pipeline, and its checkpoint."""
     case = CASES["mlp"]
-    run = pipeline(case, staged(case, seeded(case), 2), "1f1b")
+    run = pipeline(case, staged_once(case, seeded(case), 2), "1f1b")
     train(run, 1, checkpoints=Checkpoints(tmp_path, run.executors))
     return run, tmp_path / "round-1"
 
@@ -504,7 +504,7 @@ def test_a_checkpoint_without_digests_is_refused(
 
 def test_settings_of_the_optimizer_that_do_not_count_are_told(tmp_path: Path) -> None:
     case, told = CASES["mlp"], list[str]()
-    plan = staged(case, seeded(case), 2)
+    plan = staged_once(case, seeded(case), 2)
 
     def run(lr: float, *, cosine: bool = False, end: int = 9) -> LocalPipeline:
         order, batch = scheduled(plan, "1f1b", 8), batches(case, plan.graph)
@@ -533,7 +533,7 @@ def test_what_a_run_that_goes_on_is_told_anew_is_said(tmp_path: Path) -> None:
     next(m for m in other.modules() if isinstance(m, nn.Dropout)).p = 0.9
 
     def run(model: nn.Module, microbatches: int, **settings: Any) -> LocalPipeline:
-        plan = staged(case, model, 2)
+        plan = staged_once(case, model, 2)
         order, batch = scheduled(plan, "1f1b", microbatches), batches(case, plan.graph)
         return LocalPipeline(
             plan, batch, Settings(lambda p: torch.optim.SGD(p, lr=0.1), **settings), schedule=order
@@ -557,7 +557,7 @@ def test_what_a_run_that_goes_on_is_told_anew_is_said(tmp_path: Path) -> None:
 def test_a_schedule_that_is_not_gone_on_with_is_told(tmp_path: Path) -> None:
     """It changes the momentum of Adam too, which has other settings without it."""
     case, told = CASES["mlp"], list[str]()
-    plan = staged(case, seeded(case), 2)
+    plan = staged_once(case, seeded(case), 2)
 
     def run(*, cycle: bool) -> LocalPipeline:
         order, batch = scheduled(plan, "1f1b", 8), batches(case, plan.graph)
