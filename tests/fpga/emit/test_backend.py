@@ -41,6 +41,9 @@ def factory():
 """
 
 
+HLS = Path(__file__).parents[3] / "backends/fpga/hls"
+
+
 def told(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
@@ -203,6 +206,15 @@ def test_sanitizers_find_nothing_and_older_standards_compile(
     assert (done.returncode, done.stderr) == (0, "")
     older = ["g++", "-std=c++14", "-fsyntax-only", *csim_build.FLAGS, *csim_build.INCLUDES]
     done = told([*older, *csim_build.SOURCES], stage)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_headers_of_engines_include_what_they_use() -> None:
+    """A stage is compiled with headers of the standard library that are there already."""
+    alone = ["g++", "-std=c++14", "-fsyntax-only", "-w", "-Icsim", "-x", "c++"]
+    headers = [*(HLS / "engines").glob("*.h"), *(HLS / "csim").glob("*.h")]
+    assert len(headers) > 20
+    done = told([*alone, *map(str, headers)], HLS)
     assert (done.returncode, done.stderr) == (0, "")
 
 
