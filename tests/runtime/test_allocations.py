@@ -60,6 +60,13 @@ def test_what_a_kernel_takes_for_itself_counts() -> None:
         assert found.peak >= before + made + x.nbytes
 
 
+def test_tensors_count_in_a_profile_of_the_user_too() -> None:
+    with torch.autograd.profiler.profile(), Allocations() as found:
+        x = torch.ones(100)
+        y = x + x
+    assert found.peak == x.nbytes + y.nbytes
+
+
 def test_a_step_lets_versions_go_that_nobody_uses_before_it_makes_another() -> None:
     weights = StageWeights(0, {"w": torch.zeros(1000)}, ("w",), None)
     for version in (1, 2):
