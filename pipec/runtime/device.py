@@ -123,7 +123,7 @@ class Device:
     def from_host(
         self, copy: Copied, types: Sequence[TensorType], left: Copied | None = None
     ) -> Fetched:
-        """Start the copy back.
+        """Start the copy back, each tensor to memory of its own: I lets go what W does not read.
 
         Args:
             copy: In host memory; the caller gives it away.
@@ -131,9 +131,9 @@ class Device:
             left: The copy to host memory of another set of the same values: what it reads is
                 written, once it has ended, and is not held any more.
         """
-        buffer = copy.buffer.clone()
+        found = [part.clone() for part in parts(copy.buffer, types)]
         self.host.give(copy.buffer)
-        return Fetched(parts(buffer, types))
+        return Fetched(found)
 
     def wait(self, copy: Copied | Fetched) -> None:
         """What is computed next may read what was copied, or write what was read."""
@@ -208,19 +208,18 @@ class CudaDevice(Device):
         self, copy: Copied, types: Sequence[TensorType], left: Copied | None = None
     ) -> Fetched:
         """Copy back, once the first copy has ended, and that which reads where it comes to."""
-        if left is None:  # all at once
-            buffer = torch.empty_like(copy.buffer, device=self.torch)
-            found, pairs = parts(buffer, types), [(buffer, copy.buffer)]
+        sources = parts(copy.buffer, types)
+        if left is None:
+            found = [torch.empty_like(source, device=self.torch) for source in sources]
         else:
             found = places_of(left.read, types, self.torch)
-            pairs = list(zip(found, parts(copy.buffer, types), strict=True))
         self._back.wait_stream(torch.cuda.current_stream(self.torch))
         for before in (copy, left):
             if before is not None and before.done is not None:
                 self._back.wait_event(before.done)
         begin = self._event(self._back)
         with torch.cuda.stream(self._back):
-            for place, source in pairs:
+            for place, source in zip(found, sources, strict=True):
                 place.copy_(source, non_blocking=True)
         self.copied = begin, (done := self._event(self._back))
         return Fetched(found, done)

@@ -16,6 +16,7 @@ from pipec.graph.ir import Source, tensor
 from pipec.graph.torch_private import ON_CPUS, FakeTensorMode, TorchDispatchMode, held_once
 from pipec.passes.differentiate import Differentiate
 from pipec.plan.model import Plan
+from pipec.runtime.allocations import Allocations
 from pipec.runtime.device import Device, backend_for, device_of, local_device
 from pipec.runtime.draws import drawing, reseeded
 from pipec.runtime.executor import Settings
@@ -204,6 +205,18 @@ def test_attention_in_products_runs_where_the_cpus_kernel_does_not() -> None:
     ]
     assert runs[0].run(2) == pytest.approx(runs[1].run(2), rel=1e-5)
     assert worst(runs[0].state_dict(), runs[1].state_dict()) < 1e-4
+
+
+def test_what_comes_back_is_let_go_tensor_by_tensor() -> None:
+    """Under split backward, I lets go what W does not read."""
+    device, values = Device(torch.device("cpu")), [torch.ones(100), torch.ones(50)]
+    types = [TensorType.of(v) for v in values]
+    copy = device.to_host(values, types)
+    with Allocations() as memory:
+        back = device.from_host(copy, types).parts
+        assert memory.live == 600
+        back.pop()
+        assert memory.live == 400
 
 
 def test_host_copies_come_back() -> None:
