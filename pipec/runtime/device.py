@@ -209,10 +209,7 @@ class CudaDevice(Device):
     ) -> Fetched:
         """Copy back, once the first copy has ended, and that which reads where it comes to."""
         sources = parts(copy.buffer, types)
-        if left is None:
-            found = [torch.empty_like(source, device=self.torch) for source in sources]
-        else:
-            found = places_of(left.read, types, self.torch)
+        found = places_of(left.read if left else [], types, self.torch)
         self._back.wait_stream(torch.cuda.current_stream(self.torch))
         for before in (copy, left):
             if before is not None and before.done is not None:

@@ -142,15 +142,15 @@ def places_of(
     """Where the parts of a set of values can be written: where another set was, or else anew.
 
     Args:
-        left: Another set of the same values, no longer read; empty afterwards. Memory is taken of
-            those without gaps that nobody else holds.
+        left: Another set of the same values, no longer read, or none; empty afterwards. Memory is
+            taken of those without gaps that nobody else holds.
         types: What comes.
         device: Where.
     """
     found = []
     for k, kind in enumerate(types):
         place = TensorType(kind.kept, kind.dtype, kind.stride if dense(kind) else None)
-        if dense(kind) and kind.is_of(left[k]) and held_once(left, k):
+        if left and dense(kind) and kind.is_of(left[k]) and held_once(left, k):
             found.append(left[k].as_strided(place.shape, place.strides))
         else:
             found.append(place.empty(device))

@@ -13,7 +13,13 @@ from pipec.errors import BackendError
 from pipec.frontends.trace import Loss, trace
 from pipec.graph.extract import extract
 from pipec.graph.ir import Source, tensor
-from pipec.graph.torch_private import ON_CPUS, FakeTensorMode, TorchDispatchMode, held_once
+from pipec.graph.torch_private import (
+    ON_CPUS,
+    FakeTensorMode,
+    TorchDispatchMode,
+    held_once,
+    storage_key,
+)
 from pipec.passes.differentiate import Differentiate
 from pipec.plan.model import Plan
 from pipec.runtime.allocations import Allocations
@@ -23,7 +29,7 @@ from pipec.runtime.executor import Settings
 from pipec.runtime.local import LocalPipeline
 from pipec.runtime.placed import placed
 from pipec.runtime.recording import collected, record
-from pipec.runtime.tensors import TensorType
+from pipec.runtime.tensors import TensorType, pack, parts, places_of, restored
 from pipec.schedule.action import ActionKind
 from pipec.schedule.channels import Channel, ChannelKind
 from pipec.schedule.offload import insert_offload
@@ -217,6 +223,26 @@ def test_what_comes_back_is_let_go_tensor_by_tensor() -> None:
         assert memory.live == 600
         back.pop()
         assert memory.live == 400
+
+
+def test_values_of_any_layout_come_back_to_places_of_their_own() -> None:
+    """As a GPU fetches them where no set of the same values has left."""
+    values = [
+        torch.randn(3, 4).t(),
+        torch.randn(2, 1).expand(2, 5),
+        torch.randn(4, 8)[:, ::2],
+        torch.randn(0, 3),
+        torch.tensor(2.5),
+        torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last),
+    ]
+    types = [TensorType.of(v) for v in values]
+    places = places_of([], types, torch.device("cpu"))
+    for place, part in zip(places, parts(pack(values, types), types), strict=True):
+        place.copy_(part)
+    back = restored(places, types)
+    assert [b.stride() for b in back] == [v.stride() for v in values]
+    assert all(torch.equal(b, v) for b, v in zip(back, values, strict=True))
+    assert len({storage_key(p) for p in places}) == len(values)
 
 
 def test_host_copies_come_back() -> None:
