@@ -19,6 +19,10 @@ from pipec.graph.torch_private import (
 )
 from pipec.runtime.executor import Executor
 
+_NOT_PROFILED = {"profiler", "c10d", "_c10d_functional"}
+"""Annotations, which no profile may begin within, and communication, which outlives its call: its
+thread would write to a profile that has ended."""
+
 
 class Counter(Protocol):
     """Bytes on one device."""
@@ -122,7 +126,7 @@ class Allocations(TorchDispatchMode):
     ) -> tuple[Any, int]:
         """What an op gives, and the most bytes that its kernel took meanwhile."""
         key = f"{func}{tree_map(_layout, (args, kwargs))}"
-        if namespace_of(func) == "profiler":  # an annotation, which no profile may begin within
+        if namespace_of(func) in _NOT_PROFILED:
             self._lent[key] = 0
         if key in self._lent:
             return func(*args, **kwargs), self._lent[key]
