@@ -139,7 +139,8 @@ class Foresight:
     @cached_property
     def rewrites(self) -> list[Rewrites]:
         """The graphs of every stage with values that are computed again."""
-        return [Rewrites(w) for w in self.works]
+        stages = self._facts.stages
+        return [Rewrites(w, s.cost.kernels) for w, s in zip(self.works, stages, strict=True)]
 
     @cached_property
     def _measured(self) -> list[bool]:

@@ -27,7 +27,7 @@ from pipec.compiler.complete import completed
 from pipec.compiler.facts import summed_bytes
 from pipec.cost.count import count
 from pipec.cost.measure import Measuring, Progress, measured_costs
-from pipec.cost.stage import MessageCost, StageCost
+from pipec.cost.stage import Figure, MessageCost, StageCost
 from pipec.cost.table import CostTable
 from pipec.errors import CostError
 from pipec.graph.ir import Graph
@@ -210,7 +210,7 @@ class Profiler:
         )
         self._programs = {name: Program.of(plan, order) for name, order in _rows(plan).items()}
         self._rows: dict[tuple[int, str], Row] | None = {} if keep else None
-        self._workspace: dict[int, dict[str, int]] = {}
+        self._workspace: dict[int, tuple[dict[str, int], ...]] = {}
         if self._world > 1:
             self._transport = ProcessGroupTransport(self._device.torch, [(0, 1)])
 
@@ -232,7 +232,7 @@ class Profiler:
                 continue
             stage = self._plan.stages[index]
             key = stage.cost_key
-            found.append({key: _cost(index, samples, self._workspace[index])})
+            found.append({key: _cost(index, samples, *self._workspace[index])})
             sends = [_pooled(samples, kind, index, first=None) for kind in _SENDS]
             handling += [s for part in sends for s in part]
         if not self._grouped:
@@ -246,7 +246,8 @@ class Profiler:
         for name in self._programs:
             row = self._row(index, name) if there else None
             if row is not None and not counted:
-                self._workspace[index] = _larger(self._workspace.get(index, {}), row.workspace())
+                before = self._workspace.get(index, ({}, {}))
+                self._workspace[index] = tuple(map(_larger, before, row.workspace()))
             if self._grouped:
                 dist.barrier()
             if row is not None:
@@ -305,7 +306,12 @@ def _pooled(
     ]
 
 
-def _cost(stage: int, samples: Mapping[str, Samples], workspace: Mapping[str, int]) -> StageCost:
+def _cost(
+    stage: int,
+    samples: Mapping[str, Samples],
+    workspace: Mapping[str, int],
+    kernels: Mapping[str, int],
+) -> StageCost:
     """One stage on rows with full backwards, with split ones, and with a step per microbatch."""
 
     def every(name: str, kind: ActionKind, *, first: bool | None = None) -> list[float]:
@@ -314,7 +320,7 @@ def _cost(stage: int, samples: Mapping[str, Samples], workspace: Mapping[str, in
 
     forward = statistics.median(_pooled(samples, _K.F, stage, first=None))
     if "inference" in samples:
-        return StageCost(forward, workspace=workspace)
+        return StageCost(forward, workspace=workspace, kernels=kernels)
     making = every("1f1b", _K.B, first=True) + every("pipedream", _K.B)
     adding = every("1f1b", _K.B, first=False)
     alone, later = statistics.median(making), statistics.median(adding)
@@ -334,6 +340,7 @@ def _cost(stage: int, samples: Mapping[str, Samples], workspace: Mapping[str, in
         step_copied=statistics.median(copied) if copied else step,
         optimizer_bytes=samples["1f1b"].optimizer_bytes.get(stage, 0),
         workspace=workspace,
+        kernels=kernels,
     )
 
 
@@ -354,6 +361,6 @@ def _merged(parts: Sequence[Mapping[str, StageCost]]) -> dict[str, StageCost]:
 
 def _mean(costs: Sequence[StageCost]) -> StageCost:
     """Means of the times; bytes are the same."""
-    names = [f.name for f in fields(StageCost) if f.name not in ("optimizer_bytes", "workspace")]
+    names = [f.name for f in fields(StageCost) if f.type is Figure]
     times = {name: statistics.fmean(getattr(c, name) for c in costs) for name in names}
     return StageCost(**{**asdict(costs[0]), **times})

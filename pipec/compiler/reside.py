@@ -299,7 +299,8 @@ def _costs(plan: Plan, stages: Sequence[Stage], chosen: Sequence[Fates]) -> Cost
     for old, new, work, fates in zip(plan.stages, stages, stage_work(plan), chosen, strict=True):
         for table in found.values() if new != old else ():
             if measured := table.get(old.cost_key):
-                cost = Rewrites(work).cost(measured, fates.recompute, measured=True)
+                rewrites = Rewrites(work, measured.kernels)
+                cost = rewrites.cost(measured, fates.recompute, measured=True)
                 table.setdefault(new.cost_key, cost)
     return replace(plan.costs, stages=found)
 

@@ -3,7 +3,7 @@
 Where the table knows the whole stage (``pipec profile DIRECTORY``), that counts; else its nodes.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from torch import fx
@@ -116,7 +116,10 @@ def peak_live_bytes(graph: Graph, counted: Collection[str]) -> int:
 
 
 def peak_of(
-    order: Sequence[fx.Node], results: Collection[str], counted: Collection[str]
+    order: Sequence[fx.Node],
+    results: Collection[str],
+    counted: Collection[str],
+    kernels: Mapping[str, int] | None = None,
 ) -> tuple[int, frozenset[str]]:
     """As `peak_live_bytes`, of nodes that read each other by their names; and which are alive then.
 
@@ -124,6 +127,7 @@ def peak_of(
         order: The nodes as they run; what they read from elsewhere does not count.
         results: Names of those that live to the end.
         counted: Names of those whose bytes count.
+        kernels: Name to the bytes that a node allocates while it runs, where it is known.
     """
     home, last = dict[str, str](), dict[str, int]()
     for k, n in enumerate(order):
@@ -139,12 +143,13 @@ def peak_of(
     held = 0
     for k, n in enumerate(order):
         live[n.name] = own_bytes(n) if n.name in counted else 0
+        running = held + max(live[n.name], kernels.get(n.name, 0) if kernels else 0)
         held += live[n.name]
         if _is_item(n) and live.get(made := n.all_input_nodes[0].name):
             live[n.name] = nbytes(n)  # each tensor of a tuple is let go for itself
             live[made] -= live[n.name]
-        if held > peak[0]:
-            peak = held, frozenset(name for name, size in live.items() if size)
+        if running > peak[0]:
+            peak = running, frozenset(name for name, size in live.items() if size)
         for done in ends.get(k, ()):
             held -= live.pop(done)
     return peak

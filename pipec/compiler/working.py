@@ -1,11 +1,12 @@
 """What recomputing takes of a stage: seconds of every value, and the bytes that B then holds."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import fsum, inf
 
 import numpy as np
+from torch import fx
 
 from pipec.autodiff.model import Training
 from pipec.autodiff.rewrite import Replays
@@ -14,6 +15,7 @@ from pipec.compiler.stage_timing import holder, own_bytes, peak_of
 from pipec.cost.stage import StageCost
 from pipec.graph.comm import is_comm
 from pipec.graph.ir import GraphOutput, InputKind, OutputKind, tensor, tensor_nbytes
+from pipec.graph.kernels import kernel_bytes
 from pipec.graph.written import ancestors
 from pipec.residency.problem import RECOMPUTE, FloatArray, IntArray, Working
 
@@ -52,6 +54,7 @@ class Rewritten:
     Args:
         training: The graphs as they are, nothing offloaded.
         again: Names of saved values; if there are none, nothing is rewritten.
+        kernels: `kernel_key` to what a kernel allocates, where that is more than it makes.
 
     Attributes:
         orders: B, I and W to their nodes in order, the names of results, those of what is computed.
@@ -59,7 +62,10 @@ class Rewritten:
         for_w: What W reads of it, or of what I yields, with its bytes.
     """
 
-    def __init__(self, training: Training, again: frozenset[str]) -> None:
+    def __init__(
+        self, training: Training, again: frozenset[str], kernels: Mapping[str, int]
+    ) -> None:
+        self._kernels = kernels
         self.forward, graphs = training.F, {k: training.graphs[k] for k in _BACKWARD}
         if again:
             replays = Replays(training, again)
@@ -93,13 +99,18 @@ class Rewritten:
     @cached_property
     def fullest(self) -> dict[str, int]:
         """Most bytes that are alive in each graph, in F beyond what it saves."""
-        found = {k: peak_of(*order)[0] for k, order in self.orders.items()}
+        found = {k: self._peak(*order) for k, order in self.orders.items()}
         results = [o.node for o in self.forward.outputs if o.kind is not OutputKind.SAVED]
         results += self.saved
         needed = ancestors(map(self.forward.node, results))
         order = [n for n in self.forward.nodes.values() if n in needed]
         calls = {n.name for n in order if n.op == "call_function"}
-        return {**found, "F": peak_of(order, results, calls)[0] - sum(self.saved.values())}
+        return {**found, "F": self._peak(order, results, calls) - sum(self.saved.values())}
+
+    def _peak(
+        self, order: Sequence[fx.Node], results: Collection[str], calls: Collection[str]
+    ) -> int:
+        return peak_of(order, results, calls, kernel_bytes(order, self._kernels))[0]
 
 
 class Rewrites:
@@ -107,10 +118,11 @@ class Rewrites:
 
     Args:
         work: A stage, nothing offloaded.
+        kernels: As `Rewritten` takes them.
     """
 
-    def __init__(self, work: StageWork) -> None:
-        self.work = work
+    def __init__(self, work: StageWork, kernels: Mapping[str, int]) -> None:
+        self.work, self._kernels = work, kernels
         self._known: dict[frozenset[str], Rewritten] = {}
 
     def __contains__(self, again: frozenset[str]) -> bool:
@@ -120,7 +132,7 @@ class Rewrites:
     def of(self, again: frozenset[str]) -> Rewritten:
         """With some values computed again."""
         if again not in self._known:
-            self._known[again] = Rewritten(self.work.training, again)
+            self._known[again] = Rewritten(self.work.training, again, self._kernels)
         return self._known[again]
 
     def cost(self, before: StageCost, again: frozenset[str], *, measured: bool) -> StageCost:

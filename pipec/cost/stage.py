@@ -36,6 +36,8 @@ class StageCost:
         workspace: Kind of action (``F``, ``B``, ``I``, ``W``, ``STEP``) to the most bytes that it
             allocates while it runs, without what lives on; ``first B`` and ``first W`` where no
             gradients of the update are there yet.
+        kernels: `kernel_key` to the most bytes that an op allocates, where its kernel takes more
+            than it makes.
     """
 
     F: Figure
@@ -47,6 +49,7 @@ class StageCost:
     step_copied: Figure = 0.0
     optimizer_bytes: Size = 0
     workspace: Mapping[str, Size] = field(default_factory=dict)
+    kernels: Mapping[str, Size] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,15 @@
 """Counting what an executor's device holds: by the allocator on a GPU, op by op on a CPU."""
 
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import torch
 
+from pipec.graph.kernels import kernel_key
 from pipec.graph.torch_private import (
     OpOverload,
     TorchDispatchMode,
@@ -30,6 +32,10 @@ class Counter(Protocol):
     @property
     def peak(self) -> int:
         """Most bytes held since the last reset."""
+
+    @property
+    def kernels(self) -> Mapping[str, int]:
+        """What kernels took that is more than they made, by `kernel_key`, where it is seen."""
 
     def reset(self) -> int:
         """Forget the peak; the bytes that are held now."""
@@ -55,6 +61,8 @@ class CudaAllocator:
         device: The GPU.
     """
 
+    kernels: Mapping[str, int] = MappingProxyType({})
+
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
@@ -78,6 +86,8 @@ class Allocations(TorchDispatchMode):
     Attributes:
         live: Bytes that are held now.
         peak: Most bytes held since the last reset.
+        kernels: `kernel_key` to the most bytes that an op took, of those whose kernel took more
+            than it made.
 
     What a kernel asks malloc for by itself is not seen. Costs some 20 µs per op, and 2 ms for the
     first of its kind.
@@ -97,6 +107,7 @@ class Allocations(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self._live: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._lent: dict[str, int] = {}
+        self.kernels: dict[str, int] = {}
         self.live = self.peak = 0
         self._add(held, set())
 
@@ -119,6 +130,9 @@ class Allocations(TorchDispatchMode):
         given, before = {storage_key(t) for t in operands}, self.live
         self._add((t for t in tree_leaves(result) if isinstance(t, torch.Tensor)), given)
         self.peak = max(self.peak, before + lent)
+        if lent > self.live - before:
+            key = kernel_key(func, operands)
+            self.kernels[key] = max(lent, self.kernels.get(key, 0))
         return result
 
     def _run(

@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -140,7 +140,7 @@ class Row:
             samples.optimizer_bytes[stage] = held.optimizer_bytes
         return samples
 
-    def workspace(self) -> dict[str, int]:
+    def workspace(self) -> tuple[dict[str, int], Mapping[str, int]]:
         """Most bytes that actions allocate while they run, beyond what lives on after them.
 
         Not counted are what F saves, the gradients of an update's first backward, and the new
@@ -149,6 +149,7 @@ class Row:
 
         Returns:
             By name of the kind, such as ``B``; ``first B`` where no gradients were there before.
+            And what kernels took that is more than they made, by `kernel_key`.
         """
         executor, program = self._executor, self._program
         found: dict[str, int] = {}
@@ -164,7 +165,7 @@ class Row:
                     if number and name:
                         found[name] = max(found.get(name, 0), memory.peak - before - stays)
                 executor.end()
-        return found
+            return found, memory.kernels
 
 
 def _wait_for(device: torch.device) -> None:

@@ -346,7 +346,7 @@ def test_working_bytes_are_those_of_the_rewritten_graphs() -> None:
     work = stage_work(plan_of())[1]
     training = work.training
     names, rng = saved_in_order(training), np.random.default_rng(0)
-    told = WorkingBytes(Rewrites(work), 3)
+    told = WorkingBytes(Rewrites(work, {}), 3)
     for share in np.linspace(0, 1, 8):
         decision = np.where(rng.random(len(names)) < share, RECOMPUTE, KEEP)
         again = {names[v] for v in np.flatnonzero(decision)}
