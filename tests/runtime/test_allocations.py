@@ -1,7 +1,11 @@
 """Bytes counted op by op: views, in-place ops, lists, kernels; and against what a plan predicts."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.driver import make_plan
@@ -12,6 +16,7 @@ from pipec.compiler.timeline import plan_timeline
 from pipec.frontends.trace import Loss, trace
 from pipec.graph.ir import Source
 from pipec.plan.model import Plan
+from pipec.runtime import allocations
 from pipec.runtime.allocations import Allocations, counting
 from pipec.runtime.executor import Batch, Settings
 from pipec.runtime.local import LocalPipeline
@@ -65,6 +70,24 @@ def test_tensors_count_in_a_profile_of_the_user_too() -> None:
         x = torch.ones(100)
         y = x + x
     assert found.peak == x.nbytes + y.nbytes
+
+
+def test_communication_is_not_profiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its thread goes on when the call is over, and would write to a profile that has ended."""
+    profiled: list[str] = []
+
+    def noted(run: Callable[[], object]) -> tuple[object, int]:
+        profiled.append(str(getattr(run, "func", run)))
+        return run(), 0
+
+    monkeypatch.setattr(allocations, "allocating", noted)
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    try:
+        with Allocations():
+            dist.all_reduce(torch.ones(10) + 1)
+    finally:
+        dist.destroy_process_group()
+    assert profiled == ["aten.ones.default", "aten.add.Tensor"]
 
 
 def test_a_step_lets_versions_go_that_nobody_uses_before_it_makes_another() -> None:
