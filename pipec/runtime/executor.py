@@ -291,6 +291,8 @@ class Executor:
         if self.finished:
             return False
         self.moves.forward_copies()
+        if self._doing is None and (turn := self.turn):
+            self.moves.begin(turn.action, turn.place)
         begin = self.compute.moment() if self._records else 0.0
         if self._doing is None:
             self._doing = iter(self._begin() or ())
@@ -328,8 +330,7 @@ class Executor:
         """The next action, or what the end of the row has waited for."""
         if self._at == len(self._row):
             return self._ending()
-        action, _, place = self._row[self._at]
-        self.moves.begin(place)
+        action = self._row[self._at].action
         if not action.kind.is_compute:
             return self._handlers[action.kind](action)
         with self.compute.timed():
@@ -420,7 +421,6 @@ class Executor:
         held = weights.at(action.version)
         tensors = self.rules[action.stage].backward_weights(held.tensors)
         self.result.versions.append((action, held.updates.count))
-        self.moves.unpack(action.stage, m)
         gradients = {} if action.kind is _K.W else self._gradients(stage, m)
         outcome = runner.backward(kind, m, tensors, gradients)
         for value, channel in stage.gradients_out.items():

@@ -121,10 +121,15 @@ class Moves:
         ]
         return sum(t.nbytes for moved in found for t in moved.values())
 
-    def begin(self, place: int) -> None:
-        """An action of the row begins: what has left by then, as the plan has it, is given up."""
+    def begin(self, action: Action, place: int) -> None:
+        """Before an action of the row: what has left by then, as the plan has it, is given up.
+
+        What comes back for it arrives now: to wait for that is no part of the action.
+        """
         self._at = place
         self._release(place)
+        if action.kind.is_compute and action.microbatch is not None:
+            self._unpack(action.stage, action.microbatch)
 
     def _hold(self, copy: Copied, channel: str | None = None) -> None:
         """Keep what a copy out reads until it is over; on a CPU it is over already."""
@@ -221,7 +226,7 @@ class Moves:
                 coming = Fetched(parts(packed, types))
         self._coming.setdefault(at, []).append((action.channel, coming))
 
-    def unpack(self, stage: int, microbatch: int) -> None:
+    def _unpack(self, stage: int, microbatch: int) -> None:
         """Put what came back where the backward looks for it."""
         runner, at = self._runner(stage, microbatch), (stage, microbatch)
         for channel, coming in self._coming.pop(at, []):
