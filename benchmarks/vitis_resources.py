@@ -6,13 +6,19 @@ The rules that price an engine price every module:
 
 * An operator costs what `pipec.backends.fpga.arithmetic.step_cost` says, an integer multiply-add
   on a DSP slice one DSP; a loop has the control of an engine with as many additions on the fabric
-  and stages as the report says, and updates each of its memories.
-* A memory takes what `pipec.backends.fpga.memory.stored` says of its width and depth, in the
-  kind that the report names; between processes of a dataflow region it is twice as deep.
+  and stages as the report says, counters of as many bits as its iterations have, and updates each
+  of its memories. FIFOs that it reads and writes are known of designs that were co-simulated
+  (``dataflow.json.gz``); of the others, their handshakes are added to the module of the FIFOs.
+* A memory takes what `pipec.backends.fpga.memory.Item` says of its width and depth, in the
+  kind that the report names; a FIFO without block RAM lies in LUTs.
 * A module has also what it calls, times the instances.
 
+What no engine of ours has is priced here (`Shared`): operators and memory ports that serve several
+operations of an iteration (II above 1) or several called modules, adders built of LUTs, and two
+copies of a memory between processes.
+
 The reports charge one block RAM to a FIFO of any depth, so that block RAM is compared memory by
-memory. Modules that share an operator (II above 1) are priced too, though no engine of ours shares.
+memory.
 
 Rules were made on one half of the designs. The other half (``--held-back``) is that of the kernels
 whose name has an odd first byte in its SHA-256; a kernel is in one half in all of its versions.
@@ -20,18 +26,27 @@ whose name has an odd first byte in its SHA-256; a kernel is in one half in all 
 
 import argparse
 import csv
+import gzip
 import hashlib
+import json
+import math
 import statistics
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, field
 from functools import cached_property
 from pathlib import Path
 
 from pipec.backends.fpga.arithmetic import step_cost
 from pipec.backends.fpga.engines.parts import Memory, Resources
-from pipec.backends.fpga.memory import Item, fifo_logic, with_control
+from pipec.backends.fpga.memory import (
+    CHOICE_LUT,
+    SHIFT_REGISTER,
+    Item,
+    fifo_logic,
+    with_control,
+)
 
 FOLDER = Path(__file__).resolve().parents[2] / "shared" / "data" / "vitis"
 STEPS = {
@@ -40,6 +55,13 @@ STEPS = {
 }  # fmt: skip
 """Operators of the reports as steps of an engine."""
 TABLES = ("modules", "cores", "ops", "loops", "memories", "fifos")
+
+FABRIC_ADDER = 338
+"""LUTs of a float32 adder without DSPs, with no more flip-flops than one with them."""
+WORD = 32
+"""Bits of the words that modules compute with and move."""
+PACKED = 8192
+"""Words of the smallest memory whose second copy begins right behind the first."""
 
 RESOURCES = ("dsp", "lut", "ff")
 COMPUTES = "loops, II 1, that compute"
@@ -63,9 +85,10 @@ def is_held_back(design: str) -> bool:
 
 @dataclass(frozen=True)
 class Reports:
-    """The tables of a folder, by design and module."""
+    """The tables of a folder, by design and module; FIFOs that a module reads, and writes."""
 
     tables: Mapping[str, Mapping[Name, Sequence[Line]]]
+    fifos: Mapping[Name, tuple[int, int]] = field(default_factory=dict)
 
     @classmethod
     def read(cls, folder: Path) -> "Reports":
@@ -76,7 +99,15 @@ class Reports:
             with (folder / f"{table}.csv").open(newline="") as file:
                 for line in csv.DictReader(file):
                     found[table][line["design"], line["module"]].append(line)
-        return cls(found)
+        with gzip.open(folder / "dataflow.json.gz") as packed:
+            designs = json.load(packed)["designs"]
+        used: dict[Name, tuple[set[int], set[int]]] = defaultdict(lambda: (set(), set()))
+        for design in designs:
+            for process in design["processes"]:
+                sides = used[design["design"], process["name"]]
+                for access in (a for loop in process["loops"] for a in loop["access"]):
+                    sides[access["op"] == "w"].update(access["fifos"])
+        return cls(found, {name: (len(r), len(w)) for name, (r, w) in used.items()})
 
     def of(self, table: str, name: Name) -> Sequence[Line]:
         """The lines of a module."""
@@ -102,30 +133,75 @@ class Reports:
         return (own or bool(called)) and all(self._known(c) for c in called)
 
 
+@dataclass(frozen=True)
+class Shared:
+    """The operators of a module.
+
+    Attributes:
+        dsp: DSPs of them.
+        lut: LUTs of them, as engines have them.
+        beside: What engines do not have: adders of LUTs, multiplexers and registers of sharing.
+        times: Operations of an iteration per operator.
+    """
+
+    dsp: float
+    lut: float
+    beside: Resources
+    times: float
+
+    @classmethod
+    def of(cls, reports: Reports, name: Name) -> "Shared":
+        """Those of a module, the ones among them that the modules it calls use by turns.
+
+        An operator of k operations has two multiplexers of k inputs, and each result a register.
+        """
+        operations, cores = Counter[str](), Counter[str]()
+        for line in reports.of("ops", name):
+            operations[line["op"]] += int(line["operations"])
+        dsp = lut = fabric = 0.0
+        for line in reports.of("cores", name):
+            if line["kind"] == "core" and line["op"] in STEPS:
+                each, count = step_cost(STEPS[line["op"]], "float32"), int(line["count"])
+                without = line["op"] in ("fadd", "fsub") and "no_dsp" in line["core"]
+                dsp, lut = dsp + count * each[0] * (not without), lut + count * each[1]
+                fabric += count * (FABRIC_ADDER - each[1]) * without
+                cores[line["op"]] += count
+        slices = (
+            o for o in reports.of("ops", name) if (o["op"], o["impl"]) == ("mul", "dsp_slice")
+        )
+        dsp += sum(int(o["cores"]) * step_cost("mul", "ap_fixed<16,6>")[0] for o in slices)
+        users = 1 + sum(count for _, count in reports.calls(name))
+        inputs = {op: operations[op] / count or users for op, count in cores.items()}
+        choices = sum(2 * count * multiplexer(inputs[op]) for op, count in cores.items())
+        held = sum(max(operations[op] - count, 0) for op, count in cores.items())
+        beside = Resources(lut=fabric + choices, ff=WORD * held)
+        mean = sum(operations[op] for op in cores) / max(cores.total(), 1)
+        return cls(dsp, lut, beside, max(mean, 1.0))
+
+
+def multiplexer(inputs: float) -> float:
+    """LUTs of a multiplexer of any width, as AMD's reports price it; nothing for one input.
+
+    Example:
+        >>> [multiplexer(inputs) for inputs in (1, 2, 3, 4, 9)]  # reported: 9, 14, 20, 49
+        [0.0, 9.0, 14.5, 20.0, 47.5]
+    """
+    return CHOICE_LUT + 5.5 * (math.ceil(inputs) - 2) if inputs > 1 else 0.0
+
+
 def estimated(reports: Reports, name: Name) -> Resources:
     """What the estimate says of a module, block RAM of FIFOs left out."""
-    dsp = lut = 0.0
-    additions = 0
-    for line in reports.of("ops", name):
-        cores = int(line["cores"])
-        if line["op"] in STEPS:
-            each = step_cost(STEPS[line["op"]], "float32")
-            dsp, lut = dsp + cores * each[0], lut + cores * each[1]
-        elif line["op"] == "mul" and line["impl"] == "dsp_slice":
-            dsp += cores * step_cost("mul", "ap_fixed<16,6>")[0]
-        elif line["op"] in ("add", "sub") and line["impl"] == "fabric":
-            additions += cores
-    total = Resources()
-    if loops := reports.of("loops", name):
-        words = sum(int(m["bits"]) * int(m["count"]) for m in reports.of("memories", name))
-        depth = max(int(line["depth"] or 1) for line in loops)
-        total = with_control(dsp, lut, additions, depth, words)
-    copies = reports.copies(name)
+    shared, copies = Shared.of(reports, name), reports.copies(name)
+    total = shared.beside
+    if reports.of("loops", name):
+        total = total + loop(reports, name, shared)
+    else:
+        total = total + Resources(dsp=shared.dsp, lut=shared.lut, ff=2 * shared.lut)
     parts = [(memory(m, copies), int(m["count"])) for m in reports.of("memories", name)]
-    parts += [
-        (fifo_logic(int(f["bits"]), int(f["depth"])), int(f["count"]))
-        for f in reports.of("fifos", name)
-    ]
+    unknown = name[0] not in {design for design, _ in reports.fifos}
+    for line in reports.of("fifos", name):
+        handshakes = Resources(lut=2 * CHOICE_LUT * unknown)
+        parts.append((fifo(line) + handshakes, int(line["count"])))
     parts += [(estimated(reports, called), count) for called, count in reports.calls(name)]
     for part, count in parts:
         total = Resources(
@@ -134,12 +210,60 @@ def estimated(reports: Reports, name: Name) -> Resources:
     return total
 
 
+def loop(reports: Reports, name: Name, shared: Shared) -> Resources:
+    """The loops of a module: operators and control of an engine, and states above an II of 1.
+
+    Then a memory port serves several accesses. Where ports are what limits the loop, two ports
+    of one memory have an access in each state, and what they read waits in registers.
+    """
+    loops, memories = reports.of("loops", name), reports.of("memories", name)
+    additions = sum(
+        int(line["cores"])
+        for line in reports.of("ops", name)
+        if line["op"] in ("add", "sub") and line["impl"] == "fabric"
+    )
+    states = max(int(line["ii"] or 1) for line in loops)
+    limited = any("Resource" in line["ii_violation"] for line in loops)
+    words = sum(int(m["bits"]) * int(m["count"]) for m in memories)
+    reads, writes = reports.fifos.get(name, (0, 0))
+    found = with_control(
+        shared.dsp,
+        shared.lut,
+        additions,
+        max(int(line["depth"] or 1) for line in loops),
+        words / shared.times,
+        word=WORD * max(reads, 1),
+        ports=reads + writes,
+        bits=max(int(line["trip_max"] or 1) for line in loops).bit_length(),
+    )
+    if states == 1:
+        return found
+    ports = sum(int(m["count"]) for m in memories)
+    choices = multiplexer(states + 1) * (1 + 2 * limited) + ports * multiplexer(3)
+    return found + Resources(lut=choices, ff=states * (1 + 2 * WORD * limited))
+
+
+def fifo(line: Line) -> Resources:
+    """What the estimate says of a FIFO; its memory too, if it lies in LUTs."""
+    width, depth = int(line["bits"]), int(line["depth"])
+    found = fifo_logic(width, depth)
+    if depth > SHIFT_REGISTER and not float(line["BRAM_18K"] or 0):
+        found = found + Item("", "", width, depth).taken(Memory.LUT)
+    return found
+
+
 def memory(line: Line, copies: int) -> Resources:
-    """What the estimate says of a memory, where the report says that it lies."""
+    """What the estimate says of a memory, where the report says that it lies.
+
+    The first bit of an address says which copy is meant, so that copies begin at powers of two;
+    the reports do without in large ones.
+    """
     place = Memory.BRAM if float(line["BRAM_18K"] or 0) else Memory.LUT
     place = Memory.URAM if float(line["URAM"] or 0) else place
-    width, depth = int(line["bits"]) * int(line["banks"]), copies * int(line["words"])
-    return Item("", "", width, depth).taken(place)
+    width, words = int(line["bits"]) * int(line["banks"]), int(line["words"])
+    if copies > 1 and words <= PACKED:
+        words = 1 << (words - 1).bit_length()
+    return Item("", "", width, copies * words).taken(place)
 
 
 @dataclass(frozen=True)

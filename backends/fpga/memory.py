@@ -22,14 +22,19 @@ from pipec.backends.fpga.engines.parts import Memory, Resources, lut_ram
 from pipec.backends.fpga.engines.tiles import ceil_div
 from pipec.backends.fpga.numbers import bits_of, sum_bits
 
-CONTROL_LUT = 100
-"""Start, end and handshakes of one engine."""
-ADDER_LUT = 40
-"""An integer addition of 32 bits: a counter with its comparison, or an address."""
+CHOICE_LUT = 9
+"""A multiplexer of two inputs, however wide, as AMD's reports price it: 2 to 32 bits alike."""
+CONTROL_LUT = 4 * CHOICE_LUT + 4 * 2
+"""Start, end and first iteration of a loop: multiplexers of one bit, and gates."""
+CARRY_LUT = 7
+"""An integer addition, or a comparison, takes so many more than it has bits."""
+COUNTER_BITS = 32
+"""Bits of a counter of an engine: an ``int``, as frames are counted in the same loop."""
 UPDATED = 3
 """LUTs and flip-flops per bit of a word that a loop reads and writes: chosen, changed, held."""
-STAGE_FF = 20
-"""Of a stage of the pipeline: a valid bit, counters and addresses."""
+VALID_FF, STAGE_FF = 2, 20
+"""Of a stage of the pipeline: whether it works, and on the last iteration; if a loop updates a
+memory, also the address, up to the stage that writes."""
 SHIFT_REGISTER = 32
 """Depth up to which a FIFO is a shift register in LUTs."""
 LINK_SHELL = Resources(lut=35_219, ff=86_269, bram36=91.5)
@@ -79,22 +84,40 @@ def too_much(name: str, used: float, limit: float) -> list[str]:
 def logic(engine: Engine) -> Resources:
     """DSPs, LUTs and flip-flops of an engine, its memories not counted."""
     nest, dtype = engine.nest, engine.dtype
-    word, _ = nest.buffer(bits_of(dtype), sum_bits(dtype)) if nest.updates else (0, 0)
-    return with_control(*nest.logic(dtype), nest.additions, engine.depth, word)
+    word, _ = nest.buffer(bits_of(dtype), sum_bits(dtype))
+    return with_control(
+        *nest.logic(dtype),
+        nest.additions,
+        engine.depth,
+        word if nest.updates else 0,
+        word=word,
+        ports=len(engine.inputs) + len(engine.outputs),
+    )
 
 
-def with_control(dsp: float, lut: float, additions: int, depth: int, updated: int) -> Resources:
+def with_control(
+    dsp: float, lut: float, additions: int, depth: int, updated: float, *,
+    word: float = 0.0, ports: int = 2, bits: int = COUNTER_BITS,
+) -> Resources:  # fmt: skip
     """A pipelined loop.
 
     Args:
         dsp: DSPs of its operators.
         lut: Their LUTs, each with two flip-flops: operands and results are registered.
-        additions: Integer additions of its counters and addresses.
-        depth: Stages.
+        additions: Integer additions of its counters and addresses. Each has two multiplexers:
+            a counter begins anew, an address is one of two.
+        depth: Stages. Only in more than two does a word, or its address, wait for a memory.
         updated: Bits of the words of memory that it reads and writes.
+        word: Bits of what it moves from one place to another; operators register it themselves.
+        ports: FIFOs that it reads or writes, each with a handshake.
+        bits: Of a counter. The last iteration is found by a comparison; registers hold the counter
+            of the whole loop, those of the loops that it is made of, and an address.
     """
-    control = CONTROL_LUT + ADDER_LUT * additions + UPDATED * updated
-    registers = STAGE_FF * (depth - 1) + UPDATED * updated
+    sums = bits + CARRY_LUT + additions * (bits + CARRY_LUT + 2 * CHOICE_LUT)
+    control = CONTROL_LUT + sums + CHOICE_LUT * ports + UPDATED * updated
+    waiting = bits + word * (not lut) if depth > 2 else 0
+    stages = VALID_FF * depth + (STAGE_FF - VALID_FF) * (depth - 1) * (updated > 0)
+    registers = 2 * bits + waiting + stages + UPDATED * updated
     return Resources(dsp=dsp, lut=lut + control, ff=2 * lut + registers)
 
 

@@ -78,8 +78,12 @@ class Accumulate(Mover):
     constants = "TOKENS LANES FIRINGS"
     counts = (MICROBATCH, MICROBATCHES)
     writes = True
+    updates = True
 
     least: int = 0
+
+    def buffer(self, bits: int, sums: int) -> tuple[int, int]:
+        return (self.lanes * sums, 0)  # no word lies on chip
 
     @property
     def firings(self) -> int:
