@@ -43,6 +43,8 @@ _ROUNDS = 10
 """Most times that a choice is simulated and tightened."""
 _MORE = 1 + 1e-9
 """What a limit that a choice meets exactly is widened by."""
+_WIDER = 1.01
+"""What the room of a stage at least grows by where nothing fits it."""
 _SAVED = (ChannelKind.S, ChannelKind.H)
 
 
@@ -280,11 +282,12 @@ class Fit:
             problem = replace(self._problem(stage, cap), behind=behind, parts=self.host)
             return Residency.of(training, choose(problem))
         if (stage, cap) not in self._known:
-            try:
-                found = choose(self._problem(stage, cap))
-            except DoesNotFitError as error:
-                floors[stage] = error.least * _MORE
-                found = choose(self._problem(stage, floors[stage]))
+            found, least = None, cap
+            while found is None:
+                try:
+                    found = choose(self._problem(stage, least))
+                except DoesNotFitError as error:  # with that room another one may come out
+                    floors[stage] = least = max(error.least * _MORE, least * _WIDER)
             self._known[stage, cap] = Residency.of(training, found)
         return self._known[stage, cap]
 

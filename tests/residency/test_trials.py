@@ -30,3 +30,10 @@ def test_limits_hold_and_more_freedom_is_never_slower(schedule: str) -> None:
 def test_what_f_keeps_is_not_taken_from_i_where_one_op_gives_both() -> None:
     """A layer norm's result is kept and its statistics are computed again, by I for W too."""
     assert tried("attention", "zbv", "recompute", 0.9).verdict == "ok"
+
+
+def test_what_fits_by_offload_alone_fits_where_values_may_be_computed_again_too() -> None:
+    """A stage that only computes again has no room for what its own problem finds at first."""
+    found = {how: tried("attention", "gpipe", how, 0.45) for how in ("offload", "both")}
+    assert [t.verdict for t in found.values()] == ["ok", "ok"]
+    assert found["both"].seconds <= found["offload"].seconds
