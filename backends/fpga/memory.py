@@ -34,9 +34,9 @@ UPDATED = 3
 """LUTs and flip-flops per bit of a word that a loop reads and writes: chosen, changed, held."""
 VALID_FF, STAGE_FF = 2, 20
 """Of a stage of the pipeline: whether it works, and on the last iteration; if a loop updates a
-memory, also the address, up to the stage that writes."""
+memory, also the address, up to the stage that writes, for so long as a shift register holds."""
 SHIFT_REGISTER = 32
-"""Depth up to which a FIFO is a shift register in LUTs."""
+"""Depth up to which a FIFO is a shift register in LUTs; longer delays take no more flip-flops."""
 LINK_SHELL = Resources(lut=35_219, ff=86_269, bram36=91.5)
 """A 100G network core, once per board that has neighbours (FINN+ platform tables)."""
 DDR_SHELL = Resources(lut=33_256, ff=44_889, bram36=99.5)
@@ -116,7 +116,8 @@ def with_control(
     sums = bits + CARRY_LUT + additions * (bits + CARRY_LUT + 2 * CHOICE_LUT)
     control = CONTROL_LUT + sums + CHOICE_LUT * ports + UPDATED * updated
     waiting = bits + word * (not lut) if depth > 2 else 0
-    stages = VALID_FF * depth + (STAGE_FF - VALID_FF) * (depth - 1) * (updated > 0)
+    travels = min(depth, SHIFT_REGISTER) - 1 if updated else 0
+    stages = VALID_FF * depth + (STAGE_FF - VALID_FF) * travels
     registers = 2 * bits + waiting + stages + UPDATED * updated
     return Resources(dsp=dsp, lut=lut + control, ff=2 * lut + registers)
 

@@ -4,6 +4,7 @@ import gzip
 import json
 import statistics
 from dataclasses import astuple
+from itertools import pairwise
 
 import pytest
 
@@ -87,6 +88,14 @@ def test_loops_take_what_amd_reports(
     assert astuple(found)[4 : 2 + len(reported)] == pytest.approx(reported[2:], rel=0.24)
     both = steps_cost(["mul", "add"], 1, "float32")
     assert (arithmetic("float32").mac_dsp, arithmetic("float32").mac_lut) == both
+
+
+def test_an_address_waits_in_a_shift_register() -> None:
+    """Beyond 32 stages only whether they work is a flip-flop more; an address of a memory is 18."""
+    depths = (3, 32, 33, 320)
+    moved, updated = ([with_control(0, 0, 1, d, w).ff for d in depths] for w in (0, 32))
+    assert [b - a for a, b in pairwise(moved)] == [58, 2, 574]
+    assert [b - a for a, b in pairwise(updated)] == [580, 2, 574]
 
 
 @pytest.mark.parametrize(
