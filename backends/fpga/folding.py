@@ -172,15 +172,10 @@ class _Assembly:
     engines: dict[str, Engine] = field(default_factory=dict)
     streams: dict[str, Stream] = field(default_factory=dict)
 
-    def wire(self, stream: Stream) -> None:
-        """Add a stream."""
-        self.streams[stream.name] = stream
-
     def add(self, layer: Layer, built: Built, readers: list[Stream]) -> None:
         """Add the engines of a layer, and lead its output to its readers."""
         self.engines |= {engine.name: engine for engine in built.engines}
-        for stream in built.streams:
-            self.wire(stream)
+        self.streams |= {stream.name: stream for stream in built.streams}
         if readers:
             self.connect(built.output, readers, (layer.node, layer.origin))
 
@@ -204,7 +199,7 @@ class _Assembly:
 
     def _lead(self, stream: Stream, final: Stream, facts: tuple[str, str]) -> None:
         if _same_tokens(stream, final):  # the output takes the name under which its reader knows it
-            self.wire(final)
+            self.streams[final.name] = final
             if final.producer is not None:
                 producer = self.engines[final.producer]
                 outputs = tuple(final.name if o == stream.name else o for o in producer.outputs)
@@ -212,14 +207,14 @@ class _Assembly:
             return
         name = f"{final.name}_dwc"
         self._put(name, converter(stream, final), stream, [final], 2, facts)
-        self.wire(dataclasses.replace(final, producer=name))
+        self.streams[final.name] = dataclasses.replace(final, producer=name)
 
     def _put(
         self, name: str, nest: Nest, stream: Stream, outputs: list[Stream], depth: int,
         facts: tuple[str, str],
     ) -> None:  # fmt: skip
         """Add an engine behind a stream."""
-        self.wire(dataclasses.replace(stream, consumer=name))
+        self.streams[stream.name] = dataclasses.replace(stream, consumer=name)
         self.engines[name] = Engine(
             name, nest, (stream.name,), tuple(s.name for s in outputs), depth=depth,
             dtype=stream.dtype, node=facts[0], origin=facts[1],

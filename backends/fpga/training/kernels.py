@@ -104,14 +104,6 @@ class Feature:
         return Item(fifo.name, "fifo", fifo.token_bits, fifo.depth)
 
 
-def in_flight(stage: int, stages: int) -> int:
-    """Most microbatches whose features stage k of n holds: FBP-AS, ``2(n-k)`` from the front.
-
-    Counted from 0; 1F1B-AS holds ``n-k``. BaPipe (Zhao et al. 2020), section 3.
-    """
-    return 2 * (stages - stage)
-
-
 def placed_features(
     streams: Mapping[str, Stream], sets: int, room: Resources
 ) -> tuple[Feature, ...]:

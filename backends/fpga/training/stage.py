@@ -11,13 +11,7 @@ from pipec.backends.fpga.lowering.network import Network
 from pipec.backends.fpga.memory import items_of, placed
 from pipec.backends.fpga.search import Board, on
 from pipec.backends.fpga.timing import stage_timing
-from pipec.backends.fpga.training.kernels import (
-    Kernels,
-    in_flight,
-    kernels_on,
-    networks_of,
-    without,
-)
+from pipec.backends.fpga.training.kernels import Kernels, kernels_on, networks_of, without
 from pipec.backends.fpga.training.movers import SUMS, with_movers
 from pipec.backends.fpga.training.phases import Phases, gradient_name, phases_of
 from pipec.backends.fpga.training.update import ROW, UPDATED, Slice, layout, update_kernel
@@ -64,6 +58,9 @@ class TrainedStage:
 def trained_stages(plan: Plan) -> tuple[TrainedStage, ...]:
     """The stages of a differentiated plan on their boards.
 
+    Stage k of n, from 0, has room for the ``2(n-k)`` microbatches that FBP-AS keeps in flight;
+    1F1B-AS keeps ``n-k`` (BaPipe, Zhao et al. 2020, section 3).
+
     Raises:
         BackendError: An op has no engine, or a stage does not fit its board.
         PlanError: The stages are not differentiated.
@@ -78,7 +75,7 @@ def trained_stages(plan: Plan) -> tuple[TrainedStage, ...]:
     networks = networks_of(phases, types_of(plan).precision)
     count = len(phases)
     return tuple(
-        trained_stage(phases[k], networks[k], board_of(plan, k), f"stage{k}", in_flight(k, count))
+        trained_stage(phases[k], networks[k], board_of(plan, k), f"stage{k}", 2 * (count - k))
         for k in range(count)
     )
 

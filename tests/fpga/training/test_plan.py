@@ -27,7 +27,7 @@ from pipec.backends.fpga.stagejson import read_record
 from pipec.backends.fpga.training import kernels
 from pipec.backends.fpga.training.artifacts import reload_tables, training_record
 from pipec.backends.fpga.training.compare import compare_emitted
-from pipec.backends.fpga.training.kernels import in_flight, kernels_on, networks_of, placed_features
+from pipec.backends.fpga.training.kernels import kernels_on, networks_of, placed_features
 from pipec.backends.fpga.training.phases import phases_of
 from pipec.backends.fpga.training.run import EmittedPipeline, TrainedRunner, read_training
 from pipec.backends.fpga.training.stage import trained_stages, training_designs
@@ -42,6 +42,7 @@ from pipec.graph.ir import Graph, InputKind, tensor
 from pipec.plan.model import Plan
 from pipec.plan.store import load_plan
 from pipec.schedule.action import ActionKind
+from pipec.schedule.in_flight import in_flight
 from tests.fpga.design.staged import within
 from tests.fpga.training.models import by_frequency, cnn, dropout, example, forgetful, mlp, resnet
 from tests.trained import trained_mlp
@@ -303,8 +304,11 @@ def test_features_fill_the_chip_before_they_go_to_memory() -> None:
     assert all(f.memory is Memory.DDR for f in placed_features(streams, 2, Resources()))
 
 
-def test_microbatches_in_flight_fall_towards_the_loss() -> None:
-    assert [in_flight(k, 3) for k in range(3)] == [6, 4, 2]
+def test_stages_have_room_for_what_the_schedule_keeps_in_flight() -> None:
+    plan = planned("fbp-as")
+    assert plan.schedule is not None
+    assert [turns.most for turns in in_flight(plan.schedule)] == [4, 2]
+    assert [stage.sets for stage in trained_stages(plan)] == [4, 2]
 
 
 def test_every_engine_belongs_to_one_kernel() -> None:
