@@ -12,9 +12,9 @@ from torch import Tensor
 
 from pipec.backends.fpga.cpp import cpp_type, identifier
 from pipec.backends.fpga.design import Port, StageDesign, Stream
-from pipec.backends.fpga.emit.tables import pointers
 from pipec.backends.fpga.engines.mover import Accumulate
 from pipec.backends.fpga.numbers import decoded, encoded, file_type
+from pipec.backends.fpga.tables import pointers
 from pipec.errors import BackendError
 
 _LONGEST = 80

@@ -15,8 +15,8 @@ from pipec.backends.fpga.design import StageDesign, Stream
 from pipec.backends.fpga.emit.beside import GMEM, Mover, Shared, movers, shared
 from pipec.backends.fpga.emit.headers import filled
 from pipec.backends.fpga.emit.source import top_name
-from pipec.backends.fpga.emit.tables import pointers
 from pipec.backends.fpga.links import AURORA_BYTES, FLIT_BYTES, Frame, in_packets
+from pipec.backends.fpga.tables import pointers
 from pipec.backends.fpga.wire import ports_of
 from pipec.cluster.device import FpgaResources
 

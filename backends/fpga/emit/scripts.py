@@ -22,7 +22,7 @@ from pipec.backends.fpga.emit.beside import Beside, files_beside
 from pipec.backends.fpga.emit.headers import filled, own_header
 from pipec.backends.fpga.emit.link import Site, around, block_design, link_cfg, memory_port, sides
 from pipec.backends.fpga.emit.source import arguments, top_name
-from pipec.backends.fpga.emit.tables import off_chip, on_chip, pointers
+from pipec.backends.fpga.tables import off_chip, on_chip, pointers
 
 HOSTED = ("host/host.cpp", "sim/kernels.cpp")
 """The host program, and the board in software; what they include follows."""

@@ -6,8 +6,8 @@ from typing import Any
 from pipec.backends.fpga.cpp import comment, identifier
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.emit.headers import own_header
-from pipec.backends.fpga.emit.tables import BURST, on_chip, pointers, table_name
 from pipec.backends.fpga.engines.base import Engine
+from pipec.backends.fpga.tables import BURST, on_chip, pointers, table_name
 from pipec.backends.fpga.wire import ports_of, stream_type
 from pipec.errors import BackendError
 

@@ -24,9 +24,9 @@ from pipec.backends.fpga.emit.headers import BENCH, STAND_INS, filled, own_heade
 from pipec.backends.fpga.emit.link import Site
 from pipec.backends.fpga.emit.scripts import scripts
 from pipec.backends.fpga.emit.source import facts
-from pipec.backends.fpga.emit.tables import off_chip, on_chip, stored, table_name
 from pipec.backends.fpga.engines.parts import Weight
 from pipec.backends.fpga.stagejson import Json, stage_record, write_record
+from pipec.backends.fpga.tables import off_chip, on_chip, stored, table_name
 from pipec.backends.fpga.wire import wires_of
 from pipec.compiler.sizes import run_graph
 from pipec.graph.ir import Graph

@@ -1,7 +1,7 @@
 """Ops as simpler ops that engines compute: a rule replaces one node by what it computes in torch.
 
 A rule is run on fake tensors, and every ATen op that it calls becomes a node. Everything else is
-copied. Rules of training are in `pipec.backends.fpga.training.rules`, others in `written`.
+copied. Rules of training are in `backward`, others in `written`.
 """
 
 import operator

@@ -24,8 +24,8 @@ from torch import Tensor, fx
 
 from pipec.autodiff.model import Training
 from pipec.autodiff.recompute import is_random
+from pipec.backends.fpga.lowering.backward import RULES, layer_norm_backward
 from pipec.backends.fpga.lowering.rewrite import Emit, Rule, rewritten
-from pipec.backends.fpga.training.rules import RULES, layer_norm_backward
 from pipec.errors import BackendError
 from pipec.graph.extract import with_outputs
 from pipec.graph.ir import Graph, GraphInput, GraphOutput, InputKind, OutputKind, op_name, tensor

@@ -10,11 +10,11 @@ from pipec.backends.fpga.banks import ddr_ports, with_banks
 from pipec.backends.fpga.design import Port, StageDesign, Stream
 from pipec.backends.fpga.emit.link import Around, Site, around, block_design, link_cfg
 from pipec.backends.fpga.emit.stage import texts_of
-from pipec.backends.fpga.emit.tables import pointers
 from pipec.backends.fpga.engines.mvu import Mvu
 from pipec.backends.fpga.fifo import sized
 from pipec.backends.fpga.folding import design_at
 from pipec.backends.fpga.lowering.lower import lower
+from pipec.backends.fpga.tables import pointers
 from pipec.backends.fpga.wire import ports_of
 from pipec.cluster.presets import preset
 from tests.fpga.design.models import graph_of, made

@@ -4,9 +4,9 @@ import re
 from collections.abc import Iterator
 
 from pipec.backends.fpga.cpp import identifier
-from pipec.backends.fpga.emit.tables import BEAT_BYTES
 from pipec.backends.fpga.engines.tiles import ceil_div
 from pipec.backends.fpga.stagejson import Json
+from pipec.backends.fpga.tables import BEAT_BYTES
 from tests.fpga.lint.source import Block, Finding
 
 TASK = re.compile(r"TASK\(engine::(\w+)<cfg::(\w+)>\((.*)\)\)")

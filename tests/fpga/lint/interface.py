@@ -5,9 +5,9 @@ import re
 from collections.abc import Iterator, Mapping
 
 from pipec.backends.fpga.cpp import identifier
-from pipec.backends.fpga.emit.tables import BEAT_BYTES, BURST
 from pipec.backends.fpga.engines.tiles import ceil_div
 from pipec.backends.fpga.stagejson import Json
+from pipec.backends.fpga.tables import BEAT_BYTES, BURST
 from tests.fpga.lint.source import Block, Finding, Pragma, pragmas
 
 

@@ -20,9 +20,9 @@ from pipec.backends.fpga.engines.matmul import Matmul
 from pipec.backends.fpga.engines.outer import Outer
 from pipec.backends.fpga.fifo import sized
 from pipec.backends.fpga.folding import design_at
+from pipec.backends.fpga.lowering import gradients
 from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.stagejson import stage_record
-from pipec.backends.fpga.training import lowering
 from pipec.backends.fpga.training.kernels import networks_of
 from pipec.backends.fpga.training.phases import Phases, phases_of
 from pipec.compiler.sizes import run_graph
@@ -152,7 +152,7 @@ def test_large_gradients_are_written_row_by_row(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Products of windows and turned gradients in place of whole matrices summed on chip."""
-    monkeypatch.setattr(lowering, "SMALL_MATRIX", 0)
+    monkeypatch.setattr(gradients, "SMALL_MATRIX", 0)
     _, backward = kernels_checked("deep", tmp_path)
     nests = [type(e.nest) for e in backward.engines]
     assert nests.count(Matmul) == 2

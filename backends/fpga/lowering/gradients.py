@@ -50,7 +50,7 @@ def gradient(b: Builder, node: fx.Node) -> Value:
 def convolution_backward(b: Builder, node: fx.Node) -> Results:
     """``(dy, x, w, bias, stride, padding, dilation, transposed, out_padding, groups, mask)``.
 
-    `training.rules` leave the weight gradient.
+    `backward` leaves the weight gradient.
     """
     groups = cast("int", node.args[9])
     dims = shape_of(cast("fx.Node", node.args[2]))
