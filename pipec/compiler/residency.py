@@ -55,15 +55,15 @@ class StageWork:
         """Seconds to compute a saved value again from the others; infinite where it cannot be.
 
         Not computed again: what was received, what draws random numbers on the way, what
-        would have as many bytes saved in its place, and what reads weights that B may have in
-        another version than F (not ``alike``).
+        would have more bytes saved in its place (as many may serve several values), and what
+        reads weights that B may have in another version than F (not ``alike``).
         """
         kept = {v.name for v in self.training.saved} - {value}
         steps = lineage(self.training, value, kept)
         calls = [n for n in steps if n.op == "call_function"]
         inputs = sum(nbytes(n) for n in steps if n.op == "placeholder")
         own = nbytes(self.training.F.node(value))
-        if not all(map(everything, calls)) or 2 * inputs > own:
+        if not calls or not all(map(everything, calls)) or inputs > own:
             return inf
         if not alike and reads_trained(self.training, calls):
             return inf

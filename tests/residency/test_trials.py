@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from benchmarks import mincut
 from tests.residency.trials import PASSES, planned, timed, tried
 
 # all models and schedules: python -m benchmarks offload_training
@@ -37,3 +38,15 @@ def test_what_fits_by_offload_alone_fits_where_values_may_be_computed_again_too(
     found = {how: tried("attention", "gpipe", how, 0.45) for how in ("offload", "both")}
     assert [t.verdict for t in found.values()] == ["ok", "ok"]
     assert found["both"].seconds <= found["offload"].seconds
+
+
+def test_the_models_input_alone_is_kept_where_it_serves_several_values(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each of them is as large as the input, so that neither alone gains anything."""
+    monkeypatch.setattr(mincut, "LAYERS", 1)
+    nbytes = mincut.BATCH * mincut.LENGTH * mincut.WIDTH * 4
+    one = mincut.work()
+    held, again = mincut.ours(one, nbytes)
+    assert held == nbytes
+    assert 0 < again < one.forward_seconds
