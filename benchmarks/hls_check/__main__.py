@@ -4,7 +4,8 @@
     python -m benchmarks.hls_check resnet50 --devices 4xvcu118 --precision int8
 
 The check is that of `benchmarks.hls_check.stages` on the kernels that `pipec compile` writes. Exit
-status 1 if a loop declares less than its recurrences, memory ports and operators allow.
+status 1 if a loop declares less than its recurrences, memory ports and operators allow, or a pragma
+is not as the rules on emitted code ask.
 """
 
 import tempfile
@@ -20,19 +21,26 @@ from pipec.backends.fpga.designs import designs_of
 from pipec.backends.fpga.emit.stage import write_stage
 from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.driver import make_plan
+from pipec.errors import PipecError
 from pipec.frontends.load import load
+from tests.fpga.lint.stage import check
 
 PRECISIONS = ("float32", "bfloat16", "int8", "ap_fixed<16,6>")
 SMALL = ("mlp", "gru_cell", "encoder")
 
 
 def loops_of(name: str, devices: str, precision: str, folder: Path) -> list[Interval]:
-    """The pipelined loops of all stages of a model."""
+    """The pipelined loops of all stages of a model.
+
+    Raises:
+        BackendError: A pragma is not as the rules ask.
+    """
     graph = load(write_model(name, folder)).graph
     plan = make_plan(graph, parse_cluster(devices), "fpga", options={"precision": precision})
     found = list[Interval]()
     for design in designs_of(plan):  # without golden data, which are long in coming
         write_stage(design, folder / design.name, golden=None)
+        check(folder / design.name)
         found += intervals(folder / design.name)
     return found
 
@@ -48,8 +56,12 @@ def main(models: tuple[str, ...], devices: str, precisions: tuple[str, ...]) -> 
         kinds: dict[str, list[Interval]] = defaultdict(list)
         for name in models or SMALL:
             with tempfile.TemporaryDirectory() as folder:
-                for found in loops_of(name, devices, precision, Path(folder)):
-                    kinds[found.kind].append(found)
+                try:
+                    every = loops_of(name, devices, precision, Path(folder))
+                except PipecError as error:
+                    raise click.ClickException(str(error)) from error
+            for found in every:
+                kinds[found.kind].append(found)
         loops = [i for every in kinds.values() for i in every]
         good = sum(i.ok for i in loops)
         print(f"{precision}: {good} of {len(loops)} loops and pauses between loops are as they say")

@@ -2,7 +2,9 @@
 
 Every pipelined loop of every stage in a directory that pipec wrote is compiled to LLVM IR; its
 recurrences and memory ports give the least interval at the stage's clock, its operators the least
-depth. The exit status is 1 if one is longer than what the code declares.
+depth. clang keeps a local array in registers whatever its pragmas say, so that the rules on pragmas
+(`tests.fpga.lint`) are applied too. The exit status is 1 if a loop is longer than what the code
+declares, or a pragma is not as these rules ask.
 """
 
 import dataclasses
@@ -15,6 +17,7 @@ import click
 from benchmarks.hls_check.compiled import intervals
 from benchmarks.hls_check.found import Interval
 from pipec.errors import BackendError, PipecError
+from tests.fpga.lint.stage import lint
 
 
 def stages_in(folder: Path) -> list[Path]:
@@ -47,11 +50,14 @@ def line(found: Interval) -> str:
 def main(folders: tuple[Path, ...], *, everything: bool, as_json: bool) -> None:
     """Check the pipelined loops of FOLDERS, which pipec wrote."""
     try:
-        found = {str(s): intervals(s) for f in folders for s in stages_in(f)}
+        stages = [s for f in folders for s in stages_in(f)]
+        found = {str(s): intervals(s) for s in stages}
+        pragmas = [f"{s}/{wrong}" for s in stages for wrong in lint(s)]
     except PipecError as error:
         raise click.ClickException(str(error)) from error
     loops = [i for rows in found.values() for i in rows]
-    red = [i for i in loops if not i.ok]
+    red = bool(pragmas) or not all(i.ok for i in loops)
+    click.echo("".join(f"{wrong}\n" for wrong in pragmas), nl=False, err=as_json)
     if as_json:
         data = {
             s: [
@@ -61,7 +67,7 @@ def main(folders: tuple[Path, ...], *, everything: bool, as_json: bool) -> None:
             for s, every in found.items()
         }
         click.echo(json.dumps(data, indent=1))
-        sys.exit(bool(red))
+        sys.exit(red)
     for stage, rows in found.items():
         click.echo(stage)
         click.echo(f"{'engine':32} declared recurrence  ports       depth  because of")
@@ -72,7 +78,7 @@ def main(folders: tuple[Path, ...], *, everything: bool, as_json: bool) -> None:
                         ("pauses between loops are long enough", True)):  # fmt: skip
         some = [i for i in loops if i.pause == pause]
         click.echo(f"{sum(i.ok for i in some)} of {len(some)} {what}")
-    sys.exit(bool(red))
+    sys.exit(red)
 
 
 if __name__ == "__main__":
