@@ -5,9 +5,10 @@ import sys
 import sysconfig
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from traceback import extract_tb
-from types import ModuleType
+from types import CodeType, ModuleType
 
 import torch
 
@@ -16,6 +17,14 @@ from pipec.errors import FrontendError, PipecError
 _OWN = str(Path(__file__).resolve().parent)
 _TORCH = str(Path(torch.__file__).parent)
 _STANDARD = sysconfig.get_path("stdlib")
+
+
+class _Source(SourceFileLoader):
+    """Compiles a file each time: Python's compiled one may be of a second ago, of as many bytes."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        """The code of the file as it is."""
+        return self.source_to_code(self.get_data(self.path), self.path)
 
 
 def module_of(path: Path, kind: str) -> ModuleType:
@@ -32,11 +41,11 @@ def module_of(path: Path, kind: str) -> ModuleType:
     if folder not in sys.path:
         sys.path.insert(0, folder)
     name = f"pipec_{kind}_{path.stem}"
-    found = importlib.util.spec_from_file_location(name, path.resolve())
+    loader = _Source(name, str(path.resolve()))
+    found = importlib.util.spec_from_file_location(name, path.resolve(), loader=loader)
     assert found is not None
-    assert found.loader is not None
     module = sys.modules[name] = importlib.util.module_from_spec(found)
-    found.loader.exec_module(module)
+    loader.exec_module(module)
     return module
 
 
