@@ -9,6 +9,13 @@ from pipec.graph.ir import tensors
 from pipec.graph.torch_private import OpOverload
 
 
+def layout(value: object) -> object:
+    """What decides what a kernel needs, of an operand: a tensor's dtype, shape and strides."""
+    if isinstance(value, torch.Tensor):
+        return f"{value.dtype}"[6:] + f"{[*value.shape]}{(*value.stride(),)}"
+    return value
+
+
 def kernel_key(op: object, operands: Iterable[torch.Tensor]) -> str:
     """What decides how much memory the kernel of an op takes, in words.
 
@@ -20,8 +27,7 @@ def kernel_key(op: object, operands: Iterable[torch.Tensor]) -> str:
         >>> kernel_key("mm", [torch.ones(2, 3), torch.ones(3, 2)])
         'mm float32[2, 3](3, 1) float32[3, 2](2, 1)'
     """
-    layouts = (f"{t.dtype}"[6:] + f"{[*t.shape]}{(*t.stride(),)}" for t in operands)
-    return " ".join([f"{op}", *layouts])
+    return " ".join(map(str, [op, *map(layout, operands)]))
 
 
 def kernel_bytes(nodes: Iterable[fx.Node], kernels: Mapping[str, int]) -> dict[str, int]:

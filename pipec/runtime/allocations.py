@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
-from pipec.graph.kernels import kernel_key
+from pipec.graph.kernels import kernel_key, layout
 from pipec.graph.torch_private import (
     OpOverload,
     TorchDispatchMode,
@@ -139,7 +139,7 @@ class Allocations(TorchDispatchMode):
         self, func: OpOverload, args: Sequence[object], kwargs: dict[str, Any]
     ) -> tuple[Any, int]:
         """What an op gives, and the most bytes that its kernel took meanwhile."""
-        key = f"{func}{tree_map(_layout, (args, kwargs))}"
+        key = f"{func}{tree_map(layout, (args, kwargs))}"
         if namespace_of(func) in _NOT_PROFILED:
             self._lent[key] = 0
         if key in self._lent:
@@ -163,10 +163,3 @@ class Allocations(TorchDispatchMode):
             self.live -= nbytes
 
         self._live[key] = weakref.ref(storage, gone)
-
-
-def _layout(value: object) -> object:
-    """What decides what a kernel needs, of an operand."""
-    if isinstance(value, torch.Tensor):
-        return value.dtype, tuple(value.shape), value.stride()
-    return value
