@@ -9,6 +9,15 @@ error: unit 'GBs' is not known
 ```
 """
 
+import difflib
+from collections.abc import Iterable
+
+
+def did_you_mean(name: str, known: Iterable[str], otherwise: str | None = None) -> str | None:
+    """A hint at the name that is nearest to an unknown one, or what else may help."""
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f"did you mean {near[0]!r}?" if near else otherwise
+
 
 class PipecError(Exception):
     """A mistake in the input or a limit that was met, told in full.

@@ -5,7 +5,6 @@ What a program defines itself comes through it too: `add` gives it a name for th
 process lives.
 """
 
-import difflib
 import importlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
@@ -15,7 +14,7 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar, cast
 
-from pipec.errors import PipecError
+from pipec.errors import PipecError, did_you_mean
 
 _KINDS = {
     "pipec.passes": "pass",
@@ -104,14 +103,8 @@ def load(group: str, name: str) -> object:
     """
     known = entries(group)
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else None
-        raise PipecError(
-            f"no such {_KINDS.get(group, group)}",
-            got=name,
-            want=", ".join(known) or "none",
-            hint=hint,
-        )
+        kind, want, hint = _KINDS.get(group, group), ", ".join(known), did_you_mean(name, known)
+        raise PipecError(f"no such {kind}", got=name, want=want or "none", hint=hint)
     try:
         loaded: object = known[name].load()
     except (Exception, SystemExit) as error:  # the module of a plug-in may raise anything

@@ -1,7 +1,6 @@
 """``pipec examples``: the programs and models that are shipped with pipec."""
 
 import ast
-import difflib
 import json
 import re
 from pathlib import Path
@@ -10,7 +9,7 @@ import click
 
 from pipec.cli.command import Command
 from pipec.cli.console import hung
-from pipec.errors import PipecError
+from pipec.errors import PipecError, did_you_mean
 from pipec.files import write_file
 
 
@@ -40,8 +39,7 @@ def command(name: str | None, output: Path, *, as_json: bool) -> None:
         return
     name = name.removesuffix(".py")
     if name not in found:
-        near = difflib.get_close_matches(name, found, n=1)
-        hint = f"did you mean {near[0]}?" if near else "`pipec examples` lists them"
+        hint = did_you_mean(name, found, "`pipec examples` lists them")
         raise PipecError("no such example", got=name, hint=hint)
     copies = {output / p.name: p for p in _needed(found, name)}
     for copy, path in copies.items():

@@ -1,6 +1,5 @@
 """The command ``pipec``: a group whose subcommands are imported only when they are asked for."""
 
-import difflib
 import gc
 import importlib
 import os
@@ -15,7 +14,7 @@ from click.shell_completion import CompletionItem
 
 from pipec.cli.early import check_first
 from pipec.cli.project import apply_defaults, project_defaults, project_file
-from pipec.errors import PipecError
+from pipec.errors import PipecError, did_you_mean
 from pipec.escape import terminal
 from pipec.signals import unwound_by
 
@@ -63,10 +62,8 @@ class _LazyGroup(click.Group):
         if args and args[0] in _COMMANDS:
             check_first(args[0], args[1:])
         elif args and not args[0].startswith("-"):
-            near = difflib.get_close_matches(args[0], _COMMANDS, n=1)
-            ctx.fail(
-                f"No such command {args[0]!r}." + (f" Did you mean {near[0]!r}?" if near else "")
-            )
+            hint = did_you_mean(args[0], _COMMANDS, "see `pipec --help`")
+            ctx.fail(f"no such command {args[0]!r}: {hint}")
         name, command, rest = super().resolve_command(ctx, args)
         file = project_file(Path.cwd())
         if file is not None and name is not None and command is not None:

@@ -12,14 +12,13 @@ timeout = 60
 One table per command; the keys are its long options. What stands on the command line counts first.
 """
 
-import difflib
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import click
 
-from pipec.errors import PipecError
+from pipec.errors import PipecError, did_you_mean
 
 NAME = "pipec.toml"
 _EXCLUDE = {"devices": "cluster", "cluster": "devices"}
@@ -47,7 +46,7 @@ def project_defaults(file: Path, commands: dict[str, str]) -> dict[str, dict[str
                 where=file,
                 got=name,
                 want=", ".join(f"[{c}]" for c in commands),
-                hint=_near(name, commands),
+                hint=did_you_mean(name, commands),
             )
     return tables
 
@@ -78,9 +77,8 @@ def apply_defaults(
     values: dict[str, Any] = {}
     for key, value in table.items():
         if key not in options:
-            raise PipecError(
-                f"`pipec {name}` has no such option", where=file, got=key, hint=_near(key, options)
-            )
+            what, hint = f"`pipec {name}` has no such option", did_you_mean(key, options)
+            raise PipecError(what, where=file, got=key, hint=hint)
         option = options[key]
         kind = list if option.multiple else bool if option.is_flag else (str, int, float)
         other = not isinstance(value, kind) or (isinstance(value, bool) and not option.is_flag)
@@ -105,8 +103,3 @@ def _options(command: click.Command) -> dict[str, click.Option]:
         for text in option.opts
         if text.startswith("--")
     }
-
-
-def _near(name: str, names: Any) -> str | None:
-    near = difflib.get_close_matches(name, list(names), n=1)
-    return f"did you mean {near[0]}?" if near else None

@@ -9,7 +9,6 @@ def factory():
 ```
 """
 
-import difflib
 import importlib
 import re
 from collections.abc import Mapping
@@ -21,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pipec.errors import FrontendError
+from pipec.errors import FrontendError, did_you_mean
 from pipec.frontends.base import user_code
 from pipec.frontends.trace import Loss
 from pipec.user_module import module_of
@@ -96,13 +95,8 @@ def _named(spec: str) -> Any:
     name = match["name"] or match["attribute"]
     module = _from_file(Path(match["file"])) if match["file"] else _from_package(match["module"])
     if not hasattr(module, name):
-        near = difflib.get_close_matches(name, vars(module), n=1)
-        raise FrontendError(
-            "no such factory",
-            where=spec,
-            got=name,
-            hint=f"did you mean {near[0]!r}?" if near else None,
-        )
+        hint = did_you_mean(name, vars(module))
+        raise FrontendError("no such factory", where=spec, got=name, hint=hint)
     factory = getattr(module, name)
     if not callable(factory):
         want = "a function without arguments, or a module"

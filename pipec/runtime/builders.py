@@ -1,6 +1,5 @@
 """Optimizers, learning-rate schedules and data by text, for the command line."""
 
-import difflib
 import inspect
 import math
 from collections.abc import Callable, Mapping
@@ -10,7 +9,7 @@ from typing import Any
 
 import torch
 
-from pipec.errors import PipecError
+from pipec.errors import PipecError, did_you_mean
 from pipec.runtime.executor import Batch
 from pipec.runtime.weights import OptimizerFactory, SchedulerFactory
 from pipec.user_module import module_of, user_code
@@ -122,8 +121,7 @@ def data_from_spec(spec: str) -> Batch:
         module = module_of(file, "data")
     function = getattr(module, name, None)
     if not callable(function):
-        near = difflib.get_close_matches(name, vars(module), n=1)
-        hint = f"did you mean {near[0]!r}?" if near else "name a function of one argument"
+        hint = did_you_mean(name, vars(module), "name a function of one argument")
         raise PipecError("the file has no such function", where=path, got=name, hint=hint)
 
     def batch(number: int) -> Mapping[str, torch.Tensor]:

@@ -49,4 +49,4 @@ def test_a_changed_file_is_kept(
 
 
 def test_a_wrong_name_gets_a_near_one(pipec: Pipec) -> None:
-    assert "did you mean finetune?" in pipec("examples", "finetunes").err
+    assert "did you mean 'finetune'?" in pipec("examples", "finetunes").err

@@ -47,9 +47,9 @@ def test_other_commands_are_not_touched(pipec: Pipec, folder: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("[compil]\n", "did you mean compile?"),
+        ("[compil]\n", "did you mean 'compile'?"),
         ("devices = '2xcpu'\n", "not a table of a command"),
-        ("[compile]\nmicrobatch = 4\n", "did you mean microbatches?"),
+        ("[compile]\nmicrobatch = 4\n", "did you mean 'microbatches'?"),
         ("[compile]\njson = 'yes'\n", "--json wants true or false"),
         ("[compile]\nbind = 'N=2'\n", "--bind wants a list"),
         ("[compile]\nmicrobatches = true\n", "--microbatches wants a value"),
