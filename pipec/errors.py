@@ -19,6 +19,12 @@ def did_you_mean(name: str, known: Iterable[str], otherwise: str | None = None) 
     return f"did you mean {near[0]!r}?" if near else otherwise
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, its class where it has none; at most 300 characters."""
+    lines = str(error).strip().splitlines()
+    return lines[0][:300] if lines else type(error).__name__
+
+
 class PipecError(Exception):
     """A mistake in the input or a limit that was met, told in full.
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pipec.backends.onnx.files import Names, apart
 from pipec.backends.torch.exported import OpenStage, export_stage
-from pipec.errors import BackendError
+from pipec.errors import BackendError, first_line
 from pipec.graph.extract import with_outputs
 from pipec.graph.ir import Graph, GraphOutput, InputKind, OutputKind
 from pipec.graph.lower import lower
@@ -133,7 +133,7 @@ def _reason(error: BaseException) -> str:
     """The innermost cause, which names the operation."""
     while error.__cause__ is not None:
         error = error.__cause__
-    return str(error).strip().split("\n")[0][:300]
+    return first_line(error)
 
 
 def _rename(

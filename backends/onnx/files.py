@@ -13,7 +13,7 @@ import torch
 from onnx import TensorProto, numpy_helper
 from torch import Tensor
 
-from pipec.errors import BackendError
+from pipec.errors import BackendError, first_line
 from pipec.files import read_data
 from pipec.graph.arrays import ONNX_TYPES, Array
 
@@ -144,7 +144,7 @@ def _refused(stage: str, error: Exception) -> BackendError:
     return BackendError(
         "a stage is no valid ONNX model, and nothing was written",
         where=stage,
-        got=str(error).strip().split("\n")[0][:300],
+        got=first_line(error),
         want="one that the ONNX checker and strict shape inference take",
         hint="is the source one? onnx.checker.check_model(..., full_check=True)",
     )

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pipec.backends.onnx.files import Names
 from pipec.compiler.chain import StageRunner
-from pipec.errors import BackendError
+from pipec.errors import BackendError, first_line
 from pipec.graph.ir import Graph, tensor
 from pipec.graph.opaque import engine_errors, lacks_kernel, ort_session, ort_type, run_session
 from pipec.graph.quantised import QUANTISED
@@ -33,7 +33,7 @@ def onnx_runner(path: Path, names: Names, graph: Graph) -> StageRunner:
         raise BackendError(
             "onnxruntime refuses an emitted stage",
             where="/".join(path.parts[-2:]),
-            got=_first_line(error),
+            got=first_line(error),
             hint=_NO_KERNEL if lacks_kernel(error) else None,
         ) from error
     nodes = graph.nodes
@@ -62,7 +62,7 @@ def onnx_runner(path: Path, names: Names, graph: Graph) -> StageRunner:
             results = run_session(engine, fed, made_as)
         except engine_errors() as error:
             raise BackendError(
-                "onnxruntime fails on a stage", where=path, got=_first_line(error)
+                "onnxruntime fails on a stage", where=path, got=first_line(error)
             ) from error
         return {name: results[onnx_name] for name, onnx_name in names.outputs.items()}
 
@@ -85,7 +85,3 @@ _NO_KERNEL = (
     "on the CPU it does not take every type, such as bfloat16: --target torch, or save the model "
     "in float32"
 )
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).split("\n")[0][:300]

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from pipec.errors import BackendError
+from pipec.errors import BackendError, first_line
 from pipec.frontends.base import quiet
 from pipec.graph.ir import Graph, tensor
 from pipec.graph.open_sizes import by_node, with_sizes
@@ -144,7 +144,7 @@ def export_stage(stage: OpenStage, *, named: bool = False) -> torch.export.Expor
     except (RuntimeError, ValueError) as error:
         if other is None:
             raise
-        got = str(error).strip().split("\n")[0][:300]
+        got = first_line(error)
         raise BackendError("torch.export fixes a size of a stage", got=got) from error
 
 

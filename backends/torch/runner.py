@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from pipec.compiler.chain import StageRunner
-from pipec.errors import BackendError
+from pipec.errors import BackendError, first_line
 from pipec.graph.ir import Graph, tensor
 from pipec.graph.open_sizes import resized
 from pipec.graph.size_formula import SizedArgument
@@ -50,7 +50,7 @@ def stage_runner(
             with torch.no_grad():
                 results = module(inputs)(*args)
         except (RuntimeError, ValueError, IndexError) as error:
-            where, said = type(graph.module).__name__, str(error).split("\n")[0]
+            where, said = type(graph.module).__name__, first_line(error)
             raise BackendError("torch fails on a stage", where=where, got=said) from error
         return {o.name: value for o, value in zip(graph.outputs, results, strict=True)}
 

@@ -21,7 +21,7 @@ from torch import Tensor, fx
 from pipec.cost.backward import needing_gradients
 from pipec.cost.count import count, moves_data
 from pipec.cost.table import CostTable
-from pipec.errors import CostError
+from pipec.errors import CostError, first_line
 from pipec.graph.ir import Graph, OutputKind, flat_tensors, op_name, origin
 from pipec.graph.torch_private import FakeTensor, keep_busy
 
@@ -151,7 +151,7 @@ def _pass(
             raise CostError(
                 "a node cannot be run",
                 where=f"{node.name}: {origin(node)}",
-                got=str(error).split("\n")[0],
+                got=first_line(error),
             ) from error
         env[node] = result
         yield node, key, Both(forward if moves_data(node) else 0.0, backward)

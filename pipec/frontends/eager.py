@@ -28,9 +28,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from pipec.errors import FrontendError
 from pipec.frontends.base import user_code
 from pipec.frontends.kept_state import settling
-from pipec.graph.eager import EAGER, EagerCall, Run, register_call, types_of, weights_of
+from pipec.graph.eager import EAGER, EagerCall, Run, register_call, weights_of
 from pipec.graph.ir import MEMORY, Source
-from pipec.graph.tensor_type import has_data
+from pipec.graph.tensor_type import has_data, types_text
 from pipec.graph.torch_private import later_hooks, storage_key, tree_flatten, tree_unflatten
 
 Around = Callable[..., object]
@@ -115,10 +115,10 @@ class _Node:
         call, structure = self.call, self.structure.called((args, kwargs))
         tensors, weights = tensors_of((args, kwargs)), weights_of(call.module)
         call = replace(call, call=structure, wanted=self._wanted(tensors))
-        key = _key(call, f"{place} {types_of(tensors)} {self.outputs}")
+        key = _key(call, f"{place} {types_text(tensors)} {self.outputs}")
         key = register_call(key, call, in_memory=in_memory)
         count = len(self.outputs.split(";"))
-        outputs = ";".join([self.outputs, *(types_of([weights[k]]) for k in call.updated)])
+        outputs = ";".join([self.outputs, *(types_text([weights[k]]) for k in call.updated)])
         found = EAGER([*tensors, *weights], key, outputs, self.tape, self.flops, self.draws)
         with torch.no_grad():
             for k, new in zip(call.updated, found[count:], strict=False):
@@ -133,7 +133,7 @@ class _Node:
         left, found = list(self.floats), []
         kinds = {kind for kind, _ in left}
         for t in tensors:
-            kind = types_of([t])
+            kind = types_text([t])
             if not _floating(t) or kind not in kinds:
                 found.append(False)
             elif left and left[0][0] == kind:
@@ -142,7 +142,7 @@ class _Node:
             raise FrontendError(
                 "a part that runs eagerly is given other values in the trace",
                 where=self.call.name,
-                got=types_of(tensors),
+                got=types_text(tensors),
                 want=";".join(kind for kind, _ in self.floats),
             )
         return tuple(found)
@@ -307,11 +307,11 @@ def _watched(
         replace(call, updated=_updated(module, weights, done)),
         structure,
         [
-            (types_of([t]), wants)
+            (types_text([t]), wants)
             for t, wants in zip(tensors, call.wanted, strict=True)
             if _floating(t)
         ],
-        types_of(done.results),
+        types_text(done.results),
         max(1, sum(kept.values())) if taped else 0,
         _flops(call, [*tensors, *weights]),
         draws,

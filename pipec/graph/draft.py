@@ -7,7 +7,7 @@ import torch
 from torch import fx
 from torch.fx.proxy import GraphAppendingTracer
 
-from pipec.errors import GraphError
+from pipec.errors import GraphError, first_line
 from pipec.graph.infer import same_type, type_of, type_words
 from pipec.graph.ir import (
     Graph,
@@ -86,7 +86,7 @@ class Draft(GraphAppendingTracer):
         try:
             node.meta["val"] = self._yielded(node)
         except Exception as error:
-            got = (str(error).strip() or repr(error)).splitlines()[0]
+            got = first_line(error)
             raise GraphError("an op does not take its arguments", where=where, got=got) from error
         self.written.append(node)
         return node

@@ -24,7 +24,7 @@ from torch import Tensor, fx, nn
 
 from pipec.errors import GraphError
 from pipec.graph.ir import Graph, origin
-from pipec.graph.tensor_type import dtype_text, empty_of_type
+from pipec.graph.tensor_type import metas_of_types, types_text
 from pipec.graph.torch_private import autograd_again, changes, gradient_hooks_of, storage_key
 
 _TAPE, _ABSENT = "pipec_tape", "pipec_absent"
@@ -177,16 +177,6 @@ def weights_of(module: nn.Module) -> list[Tensor]:
     return [*module.parameters(), *module.buffers()]
 
 
-def types_of(tensors: Sequence[Tensor]) -> str:
-    """Types as text.
-
-    Example:
-        >>> types_of([torch.zeros(4, 8), torch.zeros((), dtype=torch.int64)])
-        'float32[4,8];int64[]'
-    """
-    return ";".join(f"{dtype_text(t.dtype)}[{','.join(map(str, t.shape))}]" for t in tensors)
-
-
 _calls: dict[str, EagerCall] = {}
 
 
@@ -263,11 +253,11 @@ def eager(
     call = _calls[module]
     run = call.run(inputs)
     found = _apart([*run.results, *(run.left[k] for k in call.updated)], inputs)
-    if types_of(found) != outputs:
+    if types_text(found) != outputs:
         raise GraphError(
             "a module yields other types than when it was read",
             where=call.name,
-            got=types_of(found),
+            got=types_text(found),
             want=outputs,
             hint="shapes must not depend on data",
         )
@@ -332,8 +322,7 @@ EAGER_BACKWARD = torch.ops.pipec.eager_backward.default
 
 
 def _fakes(like: Tensor, types: str) -> list[Tensor]:
-    parts = [empty_of_type(f"{text}@meta") for text in types.split(";") if text]
-    return [like.new_empty(t.shape, dtype=t.dtype) for t in parts]
+    return [like.new_empty(t.shape, dtype=t.dtype) for t in metas_of_types(types)]
 
 
 @eager.register_fake
@@ -361,7 +350,7 @@ def _differentiate(ctx: Any, gradients: list[Tensor | None]) -> tuple[Any, ...]:
     wanted = [k for k, needed in enumerate(ctx.needs_input_grad[0]) if needed]
     found: list[Tensor | None] = [None] * len(ctx.given)
     if ctx.tape is not None:
-        types = types_of([ctx.given[k] for k in wanted])
+        types = types_text([ctx.given[k] for k in wanted])
         made = EAGER_BACKWARD(gradients[:-1], ctx.tape, wanted, types)
         for k, gradient in zip(wanted, made, strict=True):
             found[k] = gradient

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from pipec.errors import first_line
 from pipec.graph import norms  # noqa: F401, what fake tensors are told
 from pipec.graph.tensor_type import type_text
 from pipec.graph.torch_private import (
@@ -137,7 +138,7 @@ def result_type(op: OpOverload, args: Any, kwargs: Mapping[str, Any]) -> Type:
     except UNKNOWN_WHEN_FAKE:
         return UNKNOWN
     except Exception as error:
-        return f"an op that cannot take them: {(str(error).strip() or repr(error)).splitlines()[0]}"
+        return f"an op that cannot take them: {first_line(error)}"
 
 
 def _value(node: fx.Node) -> Any:

@@ -12,9 +12,8 @@ Engine ``ort`` is onnxruntime, ``reference`` is `onnx.reference`. There is no gr
 
 import ctypes
 import hashlib
-import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -24,14 +23,14 @@ import torch
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from torch import Tensor
 
-from pipec.errors import GraphError
+from pipec.errors import GraphError, first_line
 from pipec.graph.arrays import ONNX_TYPES, to_array, to_tensor
+from pipec.graph.tensor_type import metas_of_types, types_text
 
 ENGINES = ("ort", "reference")
 """What can run a payload."""
 
 _payloads: dict[str, bytes] = {}
-_SPEC = re.compile(r"(\w+)\[([\d,]*)\]")
 
 
 def register_payload(payload: bytes) -> str:
@@ -79,39 +78,6 @@ def opaque_payload(key: str) -> bytes:
     return _payloads[key]
 
 
-def output_spec(types: Sequence[tuple[torch.dtype, Sequence[int]]]) -> str:
-    """Types of the op's outputs as text.
-
-    Example:
-        >>> output_spec([(torch.float32, (1, 8)), (torch.int64, ())])
-        'float32[1,8];int64[]'
-    """
-    return ";".join(
-        f"{str(dtype).removeprefix('torch.')}[{','.join(map(str, shape))}]"
-        for dtype, shape in types
-    )
-
-
-def parse_spec(text: str) -> list[tuple[torch.dtype, tuple[int, ...]]]:
-    """The inverse of `output_spec`.
-
-    Raises:
-        GraphError: The text is not of that form.
-
-    Example:
-        >>> parse_spec('float32[1,8];int64[]')
-        [(torch.float32, (1, 8)), (torch.int64, ())]
-    """
-    types = []
-    for part in text.split(";"):
-        match = _SPEC.fullmatch(part)
-        dtype = getattr(torch, match[1], None) if match else None
-        if match is None or not isinstance(dtype, torch.dtype):
-            raise GraphError("not a list of tensor types", got=text, want="float32[1,8];int64[]")
-        types.append((dtype, tuple(int(d) for d in match[2].split(",") if d)))
-    return types
-
-
 @torch.library.custom_op("pipec::onnx", mutates_args=())
 def onnx_node(inputs: list[Tensor], model: str, engine: str, outputs: str) -> list[Tensor]:
     """Run the payload ``model`` on ``inputs``; checks what comes back against ``outputs``.
@@ -119,21 +85,20 @@ def onnx_node(inputs: list[Tensor], model: str, engine: str, outputs: str) -> li
     Raises:
         GraphError: The engine fails, or yields other types than declared.
     """
-    declared = parse_spec(outputs)
+    declared = metas_of_types(outputs)
     try:
         found = _engine(model, engine)(inputs, declared)
     except engine_errors() as error:
         raise GraphError(
             f"{engine} failed to run an ONNX node",
             where=_name(model),
-            got=str(error).split("\n")[0][:300],
+            got=first_line(error),
         ) from error
-    have = [(t.dtype, tuple(t.shape)) for t in found]
-    if have != declared:
+    if types_text(found) != outputs:
         raise GraphError(
             "an ONNX node yields other types than shape inference says",
             where=_name(model),
-            got=output_spec(have),
+            got=types_text(found),
             want=outputs,
         )
     return found
@@ -142,16 +107,15 @@ def onnx_node(inputs: list[Tensor], model: str, engine: str, outputs: str) -> li
 @onnx_node.register_fake
 def _(inputs: list[Tensor], model: str, engine: str, outputs: str) -> list[Tensor]:
     like = inputs[0].device if inputs else None
-    return [torch.empty(s, dtype=d, device=like) for d, s in parse_spec(outputs)]
+    return [torch.empty(t.shape, dtype=t.dtype, device=like) for t in metas_of_types(outputs)]
 
 
 ONNX = torch.ops.pipec.onnx.default
 """The op overload, as it stands in graphs."""
 
 
-Types = list[tuple[torch.dtype, tuple[int, ...]]]
-Engine = Callable[[list[Tensor], Types], list[Tensor]]
-"""Runs one payload: inputs in the model's order and declared output types to outputs."""
+Engine = Callable[[list[Tensor], list[Tensor]], list[Tensor]]
+"""Runs one payload: inputs in the model's order, and tensors of the declared types, to outputs."""
 
 
 def _name(key: str) -> str:
@@ -235,9 +199,9 @@ def _ort(payload: bytes) -> Engine:
     inputs = [i.name for i in session.get_inputs()]
     outputs = [o.name for o in session.get_outputs()]
 
-    def run(values: list[Tensor], types: Types) -> list[Tensor]:
+    def run(values: list[Tensor], types: list[Tensor]) -> list[Tensor]:
         """Run the model on tensors."""
-        made = {name: dtype for name, (dtype, _) in zip(outputs, types, strict=True)}
+        made = {name: t.dtype for name, t in zip(outputs, types, strict=True)}
         return list(run_session(session, dict(zip(inputs, values, strict=True)), made).values())
 
     return run
@@ -253,7 +217,7 @@ def _reference(payload: bytes) -> Engine:
     evaluator = ReferenceEvaluator(proto)
     names = [i.name for i in proto.graph.input]
 
-    def run(values: list[Tensor], types: Types) -> list[Tensor]:
+    def run(values: list[Tensor], types: list[Tensor]) -> list[Tensor]:
         """Run the model on tensors."""
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from pipec.errors import GraphError
+from pipec.errors import GraphError, first_line
 from pipec.graph.comm import RECV, SEND
 from pipec.graph.ir import Graph, InputKind, nbytes, origin, tensor, tensors
 from pipec.graph.size_formula import Fit, SizedArgument, Sizes
@@ -228,6 +228,6 @@ def _yielded(node: fx.Node, mode: Any) -> object:
         with mode, muted(), torch.no_grad():
             return node.target(*args, **kwargs)  # type: ignore[operator]
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
-        got = (str(error).strip() or repr(error)).splitlines()[0]
+        got = first_line(error)
         where = f"{node.name}, {origin(node)}"
         raise GraphError("a stage does not take these sizes", where=where, got=got) from error

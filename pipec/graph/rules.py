@@ -15,7 +15,7 @@ from functools import lru_cache
 import torch
 from torch import fx
 
-from pipec.errors import GraphError
+from pipec.errors import GraphError, first_line
 from pipec.graph.arguments import disagreeing
 from pipec.graph.comm import FETCH, OFFLOAD, RECV, SEND
 from pipec.graph.finding import Finding, refuse
@@ -100,9 +100,7 @@ def _well_formed(graph: Graph) -> Iterator[Finding]:
     try:
         graph.module.graph.lint()
     except (RuntimeError, ValueError, AttributeError) as error:
-        yield Finding(
-            "the FX graph", (str(error) or repr(error)).splitlines()[0], "a well-formed graph"
-        )
+        yield Finding("the FX graph", first_line(error), "a well-formed graph")
 
 
 def _kinds_of_nodes(graph: Graph) -> Iterator[Finding]:

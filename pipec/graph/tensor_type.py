@@ -1,6 +1,7 @@
 """A tensor's type as short text: ``float32[4,64]``, and back to a tensor without data."""
 
 import re
+from collections.abc import Iterable
 from contextlib import nullcontext
 
 import torch
@@ -27,7 +28,7 @@ def type_text(t: torch.Tensor) -> str:
         >>> type_text(torch.empty(4, 64, device="meta").t())
         'float32[64,4]{1,64}@meta'
     """
-    text = f"{dtype_text(t.dtype)}[{','.join(map(str, t.shape))}]"
+    text = _plain_text(t)
     if t.stride() != dense_strides(tuple(t.shape)):
         text += f"{{{','.join(map(str, t.stride()))}}}"
     return text if t.device.type == "cpu" else f"{text}@{t.device}"
@@ -84,6 +85,29 @@ def empty_of_type(text: str, mode: FakeTensorMode | None = None) -> torch.Tensor
         return fake_like(meta, device, mode)
     except RuntimeError as error:
         raise GraphError("not a tensor type", got=text, want=error) from error
+
+
+def types_text(tensors: Iterable[torch.Tensor]) -> str:
+    """Dtypes and shapes of some tensors, without strides and devices.
+
+    Example:
+        >>> types_text([torch.zeros(4, 8), torch.zeros((), dtype=torch.int64)])
+        'float32[4,8];int64[]'
+    """
+    return ";".join(_plain_text(t) for t in tensors)
+
+
+def metas_of_types(text: str) -> list[torch.Tensor]:
+    """Tensors on ``meta`` of the types that `types_text` wrote.
+
+    Raises:
+        GraphError: The text is not of that form.
+    """
+    return [empty_of_type(f"{part}@meta") for part in text.split(";") if part]
+
+
+def _plain_text(t: torch.Tensor) -> str:
+    return f"{dtype_text(t.dtype)}[{','.join(map(str, t.shape))}]"
 
 
 def _numbers(text: str) -> tuple[int, ...]:

@@ -5,7 +5,7 @@ import warnings
 import numpy as np
 import onnx
 
-from pipec.frontends.onnx.mini import first_line
+from pipec.errors import first_line
 from pipec.frontends.onnx.refusals import Refused
 from pipec.frontends.onnx.values import Type, numpy_dtype, type_of
 from pipec.graph.arrays import Array

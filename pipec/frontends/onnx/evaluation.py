@@ -9,10 +9,9 @@ import torch
 from onnx import NodeProto
 from torch import Tensor
 
-from pipec.errors import FrontendError, PipecError
+from pipec.errors import FrontendError, PipecError, first_line
 from pipec.frontends.onnx.frame import Frame
 from pipec.frontends.onnx.interpreter import Interpreter
-from pipec.frontends.onnx.mini import first_line
 from pipec.frontends.onnx.reader import ModelFile
 from pipec.frontends.onnx.recorder import Recorder
 from pipec.frontends.onnx.refusals import Demand, Refused

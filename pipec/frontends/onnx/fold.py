@@ -9,10 +9,10 @@ import onnx
 from onnx import NodeProto
 from onnx.reference import ReferenceEvaluator
 
+from pipec.errors import first_line
 from pipec.frontends.onnx.frame import Frame, standard
 from pipec.frontends.onnx.mini import (
     ENGINE_ERRORS,
-    first_line,
     named_inputs,
     one_node,
     output_types,

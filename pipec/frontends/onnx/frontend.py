@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.export import graph_signature as export
 
-from pipec.errors import FrontendError, NoLossError
+from pipec.errors import FrontendError, NoLossError, first_line
 from pipec.frontends.base import Frontend, Loaded, LoadOptions, user_code
 from pipec.frontends.examples import resized
 from pipec.frontends.factory import call_loss
@@ -381,6 +381,6 @@ def _guarded(model: ModelFile, run: Callable[[], Any]) -> Any:
         raise FrontendError(
             "onnxruntime cannot run the original model",
             where=model.where,
-            got=str(error).split("\n")[0][:300],
+            got=first_line(error),
             hint=_NO_KERNEL if lacks_kernel(error) else None,
         ) from error

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 import onnx
 from onnx import NodeProto, TensorProto, TypeProto, ValueInfoProto, helper, numpy_helper
 
+from pipec.errors import first_line
 from pipec.frontends.onnx.frame import Frame
 from pipec.frontends.onnx.refusals import Refused
 from pipec.frontends.onnx.values import Type, Value, type_of
@@ -99,12 +100,6 @@ def _type(name: str, found: Mapping[str, ValueInfoProto]) -> Type:
     if any(not d.HasField("dim_value") or d.dim_value < 0 for d in tensor.shape.dim):
         raise Refused(f"the shape of output {name} depends on data")
     return Type(tensor.elem_type, tuple(d.dim_value for d in tensor.shape.dim))
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error's message, its class where it has none; at most 200 characters."""
-    lines = str(error).strip().splitlines()
-    return lines[0][:200] if lines else type(error).__name__
 
 
 def named_inputs(node: NodeProto, values: Sequence[Value]) -> dict[str, Value]:

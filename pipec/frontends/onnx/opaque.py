@@ -7,15 +7,17 @@ import onnx
 import torch
 from torch import Tensor
 
+from pipec.errors import first_line
 from pipec.frontends.onnx.context import Context
 from pipec.frontends.onnx.engine_types import types_by_running
 from pipec.frontends.onnx.frame import standard
-from pipec.frontends.onnx.mini import first_line, named_inputs, one_node, output_types, type_proto
+from pipec.frontends.onnx.mini import named_inputs, one_node, output_types, type_proto
 from pipec.frontends.onnx.refusals import Refused
 from pipec.frontends.onnx.subgraphs import free_names
 from pipec.frontends.onnx.values import Type, Value, torch_dtype, type_of
 from pipec.frontends.onnx.ways import Way
-from pipec.graph.opaque import check_engine, engine_errors, output_spec, register_payload
+from pipec.graph.opaque import check_engine, engine_errors, register_payload
+from pipec.graph.tensor_type import types_text
 
 
 def _inputs(ctx: Context, values: Sequence[Value]) -> dict[str, Value]:
@@ -52,7 +54,9 @@ def run_opaque(ctx: Context, values: Sequence[Value]) -> tuple[tuple[Value, ...]
         types = _loop_types(ctx, model, values[2:])
     else:
         types = _types(ctx, model)
-    spec = output_spec([(torch_dtype(t.dtype), t.shape) for t in types])
+    spec = types_text(
+        torch.empty(t.shape, dtype=torch_dtype(t.dtype), device="meta") for t in types
+    )
     for info, found in zip(model.graph.output, types, strict=True):
         info.type.CopyFrom(onnx.helper.make_tensor_type_proto(found.dtype, found.shape))
     model.graph.name = f"{ctx.node.op_type} {ctx.label}"

@@ -15,7 +15,7 @@ from onnx import TensorProto
 from onnx.external_data_helper import ExternalDataInfo
 from torch import Tensor
 
-from pipec.errors import FrontendError
+from pipec.errors import FrontendError, first_line
 from pipec.frontends.onnx.frame import Frame, FunctionKey, standard
 from pipec.frontends.onnx.refusals import Refused
 from pipec.frontends.onnx.validity import check_validity
@@ -281,7 +281,7 @@ def read(path: Path) -> ModelFile:
         raise FrontendError(
             "the file cannot be read as an ONNX model",
             where=path,
-            got=str(error).split("\n")[0] or type(error).__name__,
+            got=first_line(error),
             hint="it may be truncated, or of another format",
         ) from error
     for holder in (proto.graph, *proto.functions):

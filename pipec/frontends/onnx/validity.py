@@ -14,9 +14,9 @@ from itertools import chain
 import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, TensorProto, helper
 
-from pipec.errors import FrontendError
+from pipec.errors import FrontendError, first_line
 from pipec.frontends.onnx.frame import standard
-from pipec.frontends.onnx.mini import ENGINE_ERRORS, LARGEST_IR_VERSION, first_line
+from pipec.frontends.onnx.mini import ENGINE_ERRORS, LARGEST_IR_VERSION
 from pipec.graph.opaque import engine_errors, ort_session
 
 LARGEST_SEEN = 4096

@@ -11,7 +11,8 @@ from onnx import TensorProto, helper
 from pipec.errors import GraphError
 from pipec.graph import opaque
 from pipec.graph.ir import origin
-from pipec.graph.opaque import ONNX, opaque_payload, parse_spec, register_payload
+from pipec.graph.opaque import ONNX, opaque_payload, register_payload
+from pipec.graph.tensor_type import metas_of_types, types_text
 from tests.frontends.onnx.models import load, model, run, worst
 
 
@@ -55,13 +56,15 @@ def test_an_opaque_node_has_no_gradient(tmp_path: Path) -> None:
 
 
 def test_several_outputs_and_types() -> None:
-    assert parse_spec("float32[2,3];int64[];bfloat16[0]") == [
+    text = "float32[2,3];int64[];bfloat16[0]"
+    assert [(t.dtype, t.shape) for t in metas_of_types(text)] == [
         (torch.float32, (2, 3)),
         (torch.int64, ()),
         (torch.bfloat16, (0,)),
     ]
+    assert types_text(metas_of_types(text)) == text
     with pytest.raises(GraphError):
-        parse_spec("float32[2,3);x")
+        metas_of_types("float32[2,3);x")
 
 
 @pytest.mark.parametrize("engine", ["ort", "reference"])
