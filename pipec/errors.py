@@ -10,7 +10,7 @@ error: unit 'GBs' is not known
 """
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 def did_you_mean(name: str, known: Iterable[str], otherwise: str | None = None) -> str | None:
@@ -23,6 +23,14 @@ def first_line(error: BaseException) -> str:
     """The first line of an error's message, its class where it has none; at most 300 characters."""
     lines = str(error).strip().splitlines()
     return lines[0][:300] if lines else type(error).__name__
+
+
+def listed(lines: Sequence[object], most: int = 20) -> str:
+    """Some facts of an error, each on a line of its own; of more than ``most`` only how many."""
+    shown = [*map(str, lines[:most])]
+    if len(lines) > most:
+        shown.append(f"(+{len(lines) - most} more)")
+    return "".join(f"\n    {line}" for line in shown)
 
 
 class PipecError(Exception):

@@ -15,7 +15,7 @@ from pipec.backends.onnx.runner import onnx_runner
 from pipec.compiler.backend import Backend, Emitted
 from pipec.compiler.stage_timing import sequential_timing
 from pipec.compiler.tolerance import OTHER_KERNELS, REWRITTEN, rounding_tolerance
-from pipec.errors import BackendError, PipecError
+from pipec.errors import BackendError, PipecError, listed
 from pipec.graph.arrays import ONNX_TYPES
 from pipec.graph.axes import Axes, reason
 from pipec.graph.eager import EAGER
@@ -70,10 +70,8 @@ class OnnxBackend(Backend):
             if t.dtype not in ONNX_TYPES or t.dtype.is_complex
         ]
         if found:
-            shown = "\n    ".join(found[:20])
-            raise BackendError(
-                f"{len(found)} node(s) cannot be written as ONNX", got=f"\n    {shown}"
-            )
+            what = f"{len(found)} node(s) cannot be written as ONNX"
+            raise BackendError(what, got=listed(found))
 
     def stage_seconds(self, plan: Plan) -> tuple[StageTiming, ...]:
         """Predict every stage on its device: node by node, by the plan's costs."""

@@ -3,10 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from pipec.errors import PipecError
-
-MOST = 20
-"""Findings that one error tells."""
+from pipec.errors import PipecError, listed
 
 
 @dataclass(frozen=True)
@@ -43,7 +40,5 @@ def refuse(kind: type[PipecError], what: str, found: list[tuple[str, Finding]], 
         PipecError: Of class ``kind``.
     """
     if found:
-        shown = "\n    ".join(f"[{name}] {finding}" for name, finding in found[:MOST])
-        more = f"\n    (+{len(found) - MOST} more)" if len(found) > MOST else ""
-        told = f"\n    {shown}{more}"
+        told = listed([f"[{name}] {finding}" for name, finding in found])
         raise kind(f"the {what} breaks {len(found)} rule(s)", where=where, got=told)

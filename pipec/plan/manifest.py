@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from pipec.errors import PlanError
+from pipec.errors import PlanError, listed
 from pipec.files import check_regular, read_data
 from pipec.graph.ir import Source
 
@@ -114,11 +114,10 @@ def check_files(directory: Path, files: Mapping[str, str], *, skip: tuple[str, .
         if found != want:
             wrong.append(f"{name}: changed, or from another plan")
     if wrong:
-        shown = "\n    ".join(wrong[:20])
         raise PlanError(
             f"{len(wrong)} file(s) are not those that were compiled",
             where=directory,
-            got=f"\n    {shown}",
+            got=listed(wrong),
             hint="compile the model again",
         )
 

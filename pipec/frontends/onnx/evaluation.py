@@ -9,7 +9,7 @@ import torch
 from onnx import NodeProto
 from torch import Tensor
 
-from pipec.errors import FrontendError, PipecError, first_line
+from pipec.errors import FrontendError, PipecError, first_line, listed
 from pipec.frontends.onnx.frame import Frame
 from pipec.frontends.onnx.interpreter import Interpreter
 from pipec.frontends.onnx.reader import ModelFile
@@ -204,8 +204,6 @@ class _Run:
         return ", ".join(_type_text(frame.env.get(name)) for name in node.input)
 
     def _error(self) -> FrontendError:
-        shown = "\n    ".join(self.refusals[:20])
-        more = len(self.refusals) - 20
         hint = None
         if self.wanted:
             names = " ".join(f"--bind {name}=…" for name in sorted(self.wanted))
@@ -213,7 +211,7 @@ class _Run:
         return FrontendError(
             f"{len(self.refusals)} ONNX node(s) cannot be translated",
             where=self.model.where,
-            got=f"\n    {shown}" + (f"\n    (+{more} more)" if more > 0 else ""),
+            got=listed(self.refusals),
             hint=hint,
         )
 
