@@ -35,6 +35,11 @@ def code_of(package: Path) -> str:
     folders = (package, *(f for f in package.iterdir() if f.is_dir()))  # some may be links
     files = sorted({path for folder in folders for path in folder.rglob("*.py")})
     text = "\n".join(f"{f.relative_to(package)} {f.read_text('utf-8')}" for f in files)
+    return text_digest(text)
+
+
+def text_digest(text: str) -> str:
+    """SHA-256 of a text, in hexadecimal digits."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 

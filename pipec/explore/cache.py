@@ -1,6 +1,5 @@
 """Explorations that were made before, found by the content of everything they depend on."""
 
-import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -14,7 +13,7 @@ from pipec.explore.candidate import Candidate
 from pipec.explore.explore import Exploration
 from pipec.explore.make import Maker
 from pipec.explore.predict import Prediction
-from pipec.files import PACKAGE, code_of, write_file
+from pipec.files import PACKAGE, code_of, text_digest, write_file
 from pipec.graph.structure import structural_key
 
 
@@ -46,7 +45,7 @@ def content_key(maker: Maker, candidates: Sequence[Candidate], batch: int, **mor
         "made": [maker.target, bool(maker.model.spec), maker.costs is None],
         "options": {name: str(value) for name, value in maker.options.items()},
     }
-    return _sha256(json.dumps(content, sort_keys=True))[:32]
+    return text_digest(json.dumps(content, sort_keys=True))[:32]
 
 
 def recall(key: str) -> Exploration | None:
@@ -55,7 +54,7 @@ def recall(key: str) -> Exploration | None:
         digest, _, text = _entry(key).read_text(encoding="utf-8").partition("\n")
     except (OSError, RuntimeError, UnicodeError):
         return None
-    if digest != _sha256(text):
+    if digest != text_digest(text):
         return None
     data = json.loads(text)
     return Exploration(data["batch"], tuple(_prediction(p) for p in data["predictions"]))
@@ -68,15 +67,11 @@ def remember(key: str, exploration: Exploration) -> None:
     with suppress(PipecError, OSError, RuntimeError):  # no space, no right, no home
         path = _entry(key)
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_file(path, f"{_sha256(text)}\n{text}")
+        write_file(path, f"{text_digest(text)}\n{text}")
 
 
 def _entry(key: str) -> Path:
     return cache_directory() / f"{key}.json"
-
-
-def _sha256(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _prediction(data: Mapping[str, Any]) -> Prediction:

@@ -12,7 +12,6 @@ from torch.export import graph_signature as export
 
 from pipec.errors import FrontendError, NoLossError
 from pipec.frontends.base import Frontend, Loaded, LoadOptions, quiet, user_code
-from pipec.frontends.digest import file_digest
 from pipec.frontends.hygiene import Naming, Traced, cleaned
 from pipec.frontends.leaves import named_tensors
 from pipec.frontends.one_size import arguments, at_one_size, declared_axes, example_inputs
@@ -21,6 +20,7 @@ from pipec.graph.axes import Axes
 from pipec.graph.ir import Graph, Source
 from pipec.graph.rules import verify
 from pipec.graph.torch_private import tree_unflatten
+from pipec.plan.manifest import sha256_of
 
 _trusted: set[str] = set()
 
@@ -28,7 +28,7 @@ _trusted: set[str] = set()
 def was_trusted(spec: str) -> bool:
     """Whether this process has read a file with this content that its user said to trust."""
     path = Path(spec)
-    return path.is_file() and file_digest(path) in _trusted
+    return path.is_file() and sha256_of(path) in _trusted
 
 
 class Pt2Frontend(Frontend):
@@ -67,7 +67,7 @@ class Pt2Frontend(Frontend):
             )
         with quiet(), user_code(f"{spec} cannot be read", "is it whole, and of this torch?"):
             program = torch.export.load(path)
-        _trusted.add(digest := file_digest(path))
+        _trusted.add(digest := sha256_of(path))
         return _loaded(program, options, Source("pt2", spec, digest, _told(options)))
 
 

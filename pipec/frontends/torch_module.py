@@ -14,13 +14,12 @@ from pipec.compiler.loaded import Gradients
 from pipec.errors import FrontendError, NoLossError
 from pipec.frontends.base import AUTO, Frontend, Loaded, LoadOptions, user_code
 from pipec.frontends.culprits import culprits
-from pipec.frontends.digest import weights_digest
 from pipec.frontends.examples import random_like, resized
 from pipec.frontends.factory import Made, as_loss, call_factory, call_loss, is_factory
 from pipec.frontends.leaves import Call, written
 from pipec.frontends.trace import MODEL, Flat, Loss, trace
 from pipec.graph.ir import MEMORY, Source
-from pipec.graph.tensor_type import has_data
+from pipec.graph.tensor_type import has_data, weights_digest
 
 
 class TorchModuleFrontend(Frontend):

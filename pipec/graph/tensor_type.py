@@ -1,7 +1,8 @@
 """A tensor's type as short text: ``float32[4,64]``, and back to a tensor without data."""
 
+import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 
 import torch
@@ -42,6 +43,26 @@ def dtype_text(dtype: torch.dtype) -> str:
 def has_data(tensor: torch.Tensor) -> bool:
     """Whether ``tensor`` has values, and not only a type (``meta`` and fake tensors)."""
     return tensor.device.type != "meta" and not isinstance(tensor, FakeTensor)
+
+
+def weights_digest(weights: Mapping[str, torch.Tensor]) -> str:
+    """SHA-256 over names, types and bytes of all weights, in hexadecimal.
+
+    Weights without data count by name and type only.
+
+    Example:
+        >>> a, b = torch.zeros(2), torch.zeros(2, device="meta")
+        >>> weights_digest({"w": a}) == weights_digest({"w": b})
+        False
+    """
+    digest = hashlib.sha256()
+    for name in sorted(weights):
+        tensor = weights[name].detach()
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        if has_data(tensor) and tensor.numel():
+            flat = tensor.cpu().contiguous().reshape(-1).view(torch.uint8)
+            digest.update(flat.numpy().data)
+    return digest.hexdigest()
 
 
 def dense_strides(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ import torch
 from pipec.errors import PipecError
 from pipec.files import PACKAGE, code_of
 from pipec.graph.ir import Graph, InputKind, tensor
-from pipec.graph.tensor_type import has_data
+from pipec.graph.tensor_type import has_data, weights_digest
 from pipec.graph.torch_private import tree_leaves
 from pipec.plan.record import plan_record
 from pipec.runtime.executor import Executor, Settings
@@ -145,12 +145,7 @@ def model_of(graph: Graph) -> str:
 
 def digest(given: object) -> str | None:
     """The beginning of the SHA-256 of a tensor's type and bytes; None of anything else."""
-    if not isinstance(given, torch.Tensor):
-        return None
-    held = given.detach().cpu().contiguous()
-    head = f"{held.dtype} {list(held.shape)} ".encode()
-    data = held.reshape(-1).view(torch.uint8).numpy() if held.numel() else b""
-    return hashlib.sha256(head + bytes(data)).hexdigest()[:_SHORT]
+    return weights_digest({"": given})[:_SHORT] if isinstance(given, torch.Tensor) else None
 
 
 def digest_of(data: object) -> str:

@@ -14,7 +14,6 @@ go             digest of the world that every rank has acknowledged: the prefix
 A dead rank cannot acknowledge a world with the fresh number of rank 0.
 """
 
-import hashlib
 import hmac
 import json
 import os
@@ -26,6 +25,7 @@ from pathlib import Path
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from pipec.errors import BackendError
+from pipec.files import text_digest
 from pipec.runtime.waiting import CONSEQUENCE
 
 VARIABLE = "PIPEC_SECRET"
@@ -87,7 +87,7 @@ class _Mine:
             return
         text = json.dumps(tickets, sort_keys=True)
         self._room.set("world", text)
-        digest = _digest(text)
+        digest = text_digest(text)
         if all(self._get(f"ack/{k}") == digest for k in range(1, self._world)):
             self._room.set("go", digest)
 
@@ -113,7 +113,7 @@ class _Mine:
         text = self._get("world")
         if text is None or json.loads(text).get(str(self._rank)) != self._ticket:
             return None
-        digest = _digest(text)
+        digest = text_digest(text)
         if self._rank:
             self._room.set(f"ack/{self._rank}", digest)
         return digest if self._get("go") == digest else None
@@ -143,7 +143,3 @@ def _secret() -> bytes:
 
 def _signed(secret: bytes, rank: int, number: str) -> str:
     return hmac.new(secret, f"{rank} {number}".encode(), "sha256").hexdigest()
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()

@@ -31,9 +31,6 @@ from pipec.graph.arrays import Array
 _HASHED_WHOLE = 2**26
 """Bytes of an external file up to which its digest covers all of it."""
 
-_BLOCK = 2**22
-"""Bytes of a file that are hashed at once."""
-
 _LARGE = 2**26
 """Bytes of a model file from which on it is not read again while somebody holds it."""
 
@@ -213,8 +210,7 @@ class ModelFile:
             total.update(self.proto.SerializeToString(deterministic=True))
             return total.hexdigest()
         with self.path.open("rb") as file:
-            for block in iter(lambda: file.read(_BLOCK), b""):
-                total.update(block)
+            hashlib.file_digest(file, lambda: total)
         external = {
             self._region(t)[0]
             for t in self.initializers.values()
