@@ -34,21 +34,14 @@ def check_first(command: str, words: list[str]) -> None:
 
 
 def _check_plan(path: Path) -> None:
-    if not path.is_dir():
-        raise PipecError(
-            "no plan here",
-            where=path,
-            want="a directory that `pipec compile -o` wrote",
-            hint=_above(path) or _near(path) or "compile a model first: pipec compile MODEL -o out",
-        )
-    if not (path / "plan.json").is_file():
-        raise PipecError(
-            "no plan here",
-            where=path,
-            got="no plan.json in it",
-            want="a directory that `pipec compile -o` wrote",
-            hint=_above(path) or "name the directory that was given to -o",
-        )
+    if (path / "plan.json").is_file():
+        return
+    if path.is_dir():
+        got, hint = "no plan.json in it", "name the directory that was given to -o"
+    else:
+        got, hint = None, _near(path) or "compile a model first: pipec compile MODEL -o out"
+    want = "a directory that `pipec compile -o` wrote"
+    raise PipecError("no plan here", where=path, got=got, want=want, hint=_above(path) or hint)
 
 
 def _check_model(words: list[str]) -> None:

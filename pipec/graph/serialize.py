@@ -106,15 +106,17 @@ def graph_to_json(graph: Graph) -> Json:
 
 
 def dumps(data: Json) -> str:
-    """JSON text with one line per input, node and output, so that versions can be compared."""
-
-    def lines(key: str) -> str:
-        rows = ",\n".join(_compact(row) for row in data[key])
-        return f'"{key}":[\n{rows}]' if rows else f'"{key}":[]'
-
-    lists = ("inputs", "nodes", "outputs")
-    head = _compact({k: v for k, v in data.items() if k not in lists})
-    return head[:-1] + ",\n" + ",\n".join(map(lines, lists)) + "}\n"
+    """JSON text with one line per element of what it holds, so that versions can be compared."""
+    parts = []
+    for key, value in data.items():
+        text = _compact(value)
+        if value and isinstance(value, dict):
+            rows = ",\n  ".join(f"{_compact(str(k))}:{_compact(v)}" for k, v in value.items())
+            text = f"{{\n  {rows}}}"
+        elif value and isinstance(value, list):
+            text = "[\n  " + ",\n  ".join(map(_compact, value)) + "]"
+        parts.append(f'"{key}":{text}')
+    return "{" + ",\n".join(parts) + "}\n"
 
 
 def _compact(value: object) -> str:

@@ -7,8 +7,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from pipec.errors import PlanError, listed
-from pipec.files import check_regular, read_data
+from pipec.files import check_regular, read_data, text_digest
 from pipec.graph.ir import Source
+from pipec.graph.serialize import dumps
 
 PLAN = "plan.json"
 EDITABLE = ("train.py",)
@@ -27,10 +28,10 @@ def write_manifest(record: Record, directory: Path) -> None:
     files = {name: sha256_of(directory / name) for name in _files(directory)}
     whole = {"format": FORMAT, "version": VERSION, **record, "files": files}
     try:
-        text = record_text({**whole, "digest": _digest(whole)})
+        text = dumps({**whole, "digest": _digest(whole)}).encode()
     except (TypeError, ValueError) as error:
         raise PlanError("a part of the plan cannot be saved", got=error) from error
-    (directory / PLAN).write_text(text, encoding="utf-8")
+    (directory / PLAN).write_bytes(text)
 
 
 def read_manifest(directory: Path) -> Record:
@@ -143,23 +144,4 @@ def _files(directory: Path) -> list[str]:
 
 
 def _digest(record: Record) -> str:
-    return hashlib.sha256(_compact(record).encode()).hexdigest()
-
-
-def _compact(value: object) -> str:
-    return json.dumps(value, separators=(",", ":"), allow_nan=False)
-
-
-def record_text(record: Record) -> str:
-    """JSON with one line per element of every top-level list and object."""
-    parts = []
-    for key, value in record.items():
-        if isinstance(value, dict) and value:
-            rows = ",\n  ".join(f"{_compact(str(k))}:{_compact(v)}" for k, v in value.items())
-            parts.append(f'"{key}":{{\n  {rows}}}')
-        elif isinstance(value, list) and value:
-            rows = ",\n  ".join(map(_compact, value))
-            parts.append(f'"{key}":[\n  {rows}]')
-        else:
-            parts.append(f'"{key}":{_compact(value)}')
-    return "{" + ",\n".join(parts) + "}\n"
+    return text_digest(json.dumps(record, separators=(",", ":"), allow_nan=False))

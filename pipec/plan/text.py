@@ -27,7 +27,7 @@ from pipec.graph.ir import Graph, GraphInput, GraphOutput, InputKind, OutputKind
 from pipec.graph.lower import lower
 from pipec.graph.printer import graph_to_python
 from pipec.graph.serialize import dumps, graph_from_json, graph_to_json
-from pipec.plan.manifest import PLAN, read_manifest, record_text, write_manifest
+from pipec.plan.manifest import PLAN, read_manifest, write_manifest
 from pipec.plan.model import Plan
 from pipec.plan.store import GRAPHS, load_plan, write_plan
 
@@ -65,7 +65,7 @@ def plan_to_text(plan: Plan) -> str:
         record = read_manifest(Path(folder))
         files = [Path(folder) / name for name in record.pop("files")]
         record["weights"]["stored"] = False
-        parts = {PLAN: record_text(record)}
+        parts = {PLAN: dumps(record)}
         shown = {Path(folder) / GRAPHS / row["key"] / "F.json" for row in record["stages"]}
         for file in files:
             if file.suffix != ".py" and file not in shown:
