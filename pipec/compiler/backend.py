@@ -18,7 +18,7 @@ from pipec.compiler.capabilities import Prepares
 from pipec.compiler.chain import StageRunner
 from pipec.compiler.comparison import Allowed
 from pipec.compiler.declared import Options, defaults
-from pipec.compiler.job import Job, run_emitted
+from pipec.compiler.job import Chain, Job
 from pipec.errors import BackendError
 from pipec.graph.axes import Axes
 from pipec.plan.model import Plan, StageTiming
@@ -145,7 +145,7 @@ class Backend(ABC):
                 hint="pipec verify checks its gradients",
             )
         emitted = read_back(plan, job.directory)
-        run_emitted(plan, emitted.stages, emitted.axes, job)
+        job.infer(Chain(plan, emitted.stages, job.batch(), emitted.axes), job.observers())
 
 
 def load_backend(name: str) -> Backend:

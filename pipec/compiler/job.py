@@ -163,8 +163,3 @@ class Chain:
     def outputs(self, found: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """What was found, all of it being here."""
         return found
-
-
-def run_emitted(plan: Plan, stages: Sequence[StageRunner], axes: Axes, job: Job) -> None:
-    """Infer with emitted stages in this process; see `pipec.compiler.backend.Backend.run`."""
-    job.infer(Chain(plan, stages, job.batch(), axes), job.observers())

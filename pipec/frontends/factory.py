@@ -82,7 +82,6 @@ def _called(function: Any, spec: str, seed: int, gives: str = _MODEL) -> object:
     with torch.random.fork_rng(devices=[]), user_code(f"{spec} raised", hint):
         torch.manual_seed(seed)
         return function()
-    raise AssertionError  # `user_code` never swallows
 
 
 def _named(spec: str) -> Any:
@@ -143,7 +142,6 @@ def _checked(made: object, spec: str) -> Made:
 def _from_package(name: str) -> ModuleType:
     with user_code(f"the module {name} cannot be imported", "is it installed, or on PYTHONPATH?"):
         return importlib.import_module(name)
-    raise AssertionError  # `user_code` never swallows
 
 
 def _from_file(path: Path) -> ModuleType:
@@ -151,4 +149,3 @@ def _from_file(path: Path) -> ModuleType:
         raise FrontendError("no such file", got=path, hint="check the path")
     with user_code(f"{path} cannot be imported", f"python {path} shows it too"):
         return module_of(path, "factory")
-    raise AssertionError  # `user_code` never swallows

@@ -20,16 +20,12 @@ _OWN = ("float16", "float32", "float64", "int8", "int16", "int32", "int64", "uin
         "uint32", "uint64", "bool", "complex64", "complex128")  # fmt: skip
 _VIEWED = {np.dtype(getattr(ml_dtypes, name)): getattr(torch, name) for name in _ADDED}
 _ARRAY_OF: dict[torch.dtype, np.dtype[Any]] = {dtype: array for array, dtype in _VIEWED.items()}
+"""Types that numpy itself lacks: arrays of them are ``ml_dtypes`` arrays."""
 ONNX_TYPES: dict[torch.dtype, int] = {
     getattr(torch, np.dtype(a).name): int(np_dtype_to_tensor_dtype(np.dtype(a)))
     for a in (*_OWN, *_VIEWED)
 }
 """Torch dtype to ONNX element type (a `TensorProto.DataType` number)."""
-
-
-def is_viewed(dtype: torch.dtype) -> bool:
-    """Whether numpy itself lacks the type, so that arrays of it are ``ml_dtypes`` arrays."""
-    return dtype in _ARRAY_OF
 
 
 def has_torch_type(array: Array) -> bool:
@@ -58,7 +54,7 @@ def to_tensor(array: Array) -> Tensor:
     own = np.array(array, dtype=plain, order="C", copy=True)
     if array.dtype not in _VIEWED:
         return torch.from_numpy(own)
-    raw = own.view(_raw(own.dtype.itemsize)).reshape(array.shape)
+    raw = own.view(np.uint16 if own.itemsize == 2 else np.uint8).reshape(array.shape)
     return torch.from_numpy(raw).view(_VIEWED[array.dtype])
 
 
@@ -75,7 +71,7 @@ def to_array(tensor: Tensor) -> Array:
 def raw_array(tensor: Tensor) -> Array:
     """The tensor's numbers as numpy sees them: bfloat16 and 8-bit floats as unsigned integers."""
     t = tensor.detach().contiguous()
-    if is_viewed(t.dtype):
+    if t.dtype in _ARRAY_OF:
         t = t.view(torch.uint16 if t.element_size() == 2 else torch.uint8)
     array: Array = t.numpy()
     return array
@@ -87,7 +83,3 @@ def array_dtype(dtype: torch.dtype) -> np.dtype[Any]:
         return _ARRAY_OF[dtype]
     found: np.dtype[Any] = torch.empty(0, dtype=dtype).numpy().dtype
     return found
-
-
-def _raw(itemsize: int) -> type[np.generic]:
-    return np.uint16 if itemsize == 2 else np.uint8

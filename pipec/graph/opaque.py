@@ -87,7 +87,7 @@ def onnx_node(inputs: list[Tensor], model: str, engine: str, outputs: str) -> li
     """
     declared = metas_of_types(outputs)
     try:
-        found = _engine(model, engine)(inputs, declared)
+        found = engine_of(model, engine)(inputs, declared)
     except engine_errors() as error:
         raise GraphError(
             f"{engine} failed to run an ONNX node",
@@ -123,19 +123,15 @@ def _name(key: str) -> str:
 
 
 @lru_cache(maxsize=512)
-def _engine(key: str, engine: str) -> Engine:
+def engine_of(key: str, engine: str) -> Engine:
+    """What runs the payload ``key``.
+
+    Raises:
+        Exception: One of the types that `engine_errors` lists: the engine cannot run it.
+    """
     if engine not in ENGINES:
         raise GraphError("no such engine for ONNX nodes", got=engine, want=" or ".join(ENGINES))
     return (_ort if engine == "ort" else _reference)(opaque_payload(key))
-
-
-def check_engine(key: str, engine: str) -> None:
-    """Prepare the engine for a payload, to learn whether it can.
-
-    Raises:
-        Exception: One of the types that `engine_errors` lists.
-    """
-    _engine(key, engine)
 
 
 def ort_session(model: bytes | str, *, threads: int = 1, fused: bool = True) -> Any:

@@ -73,9 +73,8 @@ def plan_from_record(record: Record, graph: Graph) -> Plan:
 def _partition_record(plan: Plan) -> dict[str, Any] | None:
     if plan.partition is None:
         return None
-    record = {f.name: getattr(plan.partition, f.name) for f in dataclasses.fields(plan.partition)}
     stage_of = plan.partition.stage_of
-    return {**record, "stage_of": [stage_of.get(n.name) for n in plan.graph.calls]}
+    return {**vars(plan.partition), "stage_of": [stage_of.get(n.name) for n in plan.graph.calls]}
 
 
 def _partition(record: Record | None, graph: Graph) -> Partition | None:

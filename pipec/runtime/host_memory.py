@@ -58,7 +58,10 @@ class HostArena:
     def take(self, nbytes: int) -> torch.Tensor:
         """A buffer of so many bytes, with unspecified contents."""
         free = self._free.get(nbytes)
-        made = free.pop() if free else _mapped(nbytes)
+        if free:
+            made = free.pop()
+        else:
+            made = torch.frombuffer(mmap.mmap(-1, max(nbytes, 1)), dtype=torch.uint8)[:nbytes]
         self._taken[made.data_ptr()] = nbytes
         self.peak = max(self.peak, self.held)
         return made
@@ -73,7 +76,3 @@ class HostArena:
         nbytes = self._taken.pop(buffer.data_ptr(), None)
         if nbytes is not None and again:
             self._free.setdefault(nbytes, []).append(buffer)
-
-
-def _mapped(nbytes: int) -> torch.Tensor:
-    return torch.frombuffer(mmap.mmap(-1, max(nbytes, 1)), dtype=torch.uint8)[:nbytes]

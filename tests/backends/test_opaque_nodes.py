@@ -58,7 +58,7 @@ def test_it_runs_from_the_files(
     assert len(payloads) == 1
     assert f"payloads/{payloads[0].name}" in read_manifest(out)["files"]
     monkeypatch.setattr(opaque, "_payloads", {})
-    opaque._engine.cache_clear()
+    opaque.engine_of.cache_clear()
     assert verify_artifacts(out, model).ok
     stage = load_plan(out).stages[1].graph
     assert stage.calls[1].meta["origin"].op == "RoiAlign"

@@ -16,7 +16,7 @@ from pipec.frontends.onnx.refusals import Refused
 from pipec.frontends.onnx.subgraphs import free_names
 from pipec.frontends.onnx.values import Type, Value, torch_dtype, type_of
 from pipec.frontends.onnx.ways import Way
-from pipec.graph.opaque import check_engine, engine_errors, register_payload
+from pipec.graph.opaque import engine_errors, engine_of, register_payload
 from pipec.graph.tensor_type import types_text
 
 
@@ -127,7 +127,7 @@ def _engine(key: str) -> Way:
     reasons = []
     for way in (Way.ORT, Way.REFERENCE):
         try:
-            check_engine(key, way.value)
+            engine_of(key, way.value)
         except engine_errors() as error:
             reasons.append(f"{way.value}: {first_line(error)}")
         else:

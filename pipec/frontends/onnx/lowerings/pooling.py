@@ -30,10 +30,6 @@ def _fits_torch(shape: Window) -> bool:
     return shape.symmetric and half
 
 
-def _lowest(dtype: torch.dtype) -> float:
-    return -math.inf if dtype.is_floating_point else torch.iinfo(dtype).min
-
-
 @lowering("MaxPool")
 def max_pool(ctx: Context, x: Tensor) -> Result:
     """Maximum per window, and where it was found, counted over the whole tensor."""
@@ -43,7 +39,7 @@ def max_pool(ctx: Context, x: Tensor) -> Result:
     if _fits_torch(shape):
         source, pads, ceil = exact, shape.begin, shape.ceil
     else:
-        source = shape.pad(exact, _lowest(exact.dtype))
+        source = shape.pad(exact, -math.inf)
         pads, ceil = (0,) * len(shape.sizes), False
     if not indexed:
         y = _MAX[x.dim() - 2](source, shape.kernel, shape.strides, pads, shape.dilations, ceil)
