@@ -23,7 +23,6 @@ class _Source(SourceFileLoader):
     """Compiles a file each time: Python's compiled one may be of a second ago, of as many bytes."""
 
     def get_code(self, fullname: str) -> CodeType:
-        """The code of the file as it is."""
         return self.source_to_code(self.get_data(self.path), self.path)
 
 

@@ -56,7 +56,6 @@ def onnx_runner(path: Path, names: Names, graph: Graph) -> StageRunner:
     _check_types(engine, made_as, path)
 
     def run(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Run the stage's ONNX model in onnxruntime."""
         fed = {names.inputs[n]: inputs[n] for n in names.inputs}
         try:
             results = run_session(engine, fed, made_as)

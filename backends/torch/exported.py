@@ -44,7 +44,6 @@ class _FlatStage(nn.Module):
         forward.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
 
     def run(self, /, **inputs: Tensor) -> tuple[Tensor, ...] | dict[str, Tensor]:
-        """What the graph computes."""
         args = [
             _named(self, i.name) if i.kind.is_weight else inputs[self._values[i.node]]
             for i in self._graph.inputs

@@ -32,7 +32,6 @@ def stage_runner(
     modules = {tuple(tuple(t.shape) for t in given.values()): graph.module}
 
     def module(inputs: Mapping[str, torch.Tensor]) -> torch.fx.GraphModule:
-        """The stage for the sizes of what it is given."""
         shapes = {name: tuple(inputs[name].shape) for name in given}
         key = tuple(shapes.values())
         if key not in modules and sized is not None:
@@ -40,7 +39,6 @@ def stage_runner(
         return modules.get(key, graph.module)
 
     def run(inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Run the stage's graph in torch."""
         missing = [i.name for i in graph.inputs if i.node not in held and i.name not in inputs]
         if missing:
             where = type(graph.module).__name__

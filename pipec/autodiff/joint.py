@@ -109,7 +109,6 @@ def _joint_function(
     received = {k for k in wanted if stage.inputs[k].kind is InputKind.VALUE}
 
     def joint(*args: torch.Tensor) -> tuple[Any, ...]:
-        """Outputs, then the gradients that are asked for."""
         labels = OriginTracer()
         ins = [x.detach().requires_grad_() if k in wanted else x for k, x in enumerate(args[:n])]
         with torch.enable_grad():
@@ -163,7 +162,6 @@ def _functional(
     """Trace a traced graph again, with writes turned into new values."""
 
     def rerun(*inputs: torch.Tensor) -> Any:
-        """The stage's graph, run node by node."""
         labels = OriginTracer()
         result = labels.run(module, *inputs)
         labels.finish()

@@ -49,11 +49,6 @@ class _Watch(fx.Interpreter):
         self.found: set[str] = set()
 
     def run_node(self, n: fx.Node) -> Any:
-        """Run a node and note what its gradient needs.
-
-        Raises:
-            GraphError: torch has no derivative for it.
-        """
         try:
             result = super().run_node(n)
         except (RuntimeError, NotImplementedError) as error:

@@ -66,7 +66,6 @@ class _Splitter:
         self._forward = self._forward_nodes()
 
     def forward_backward(self) -> tuple[Graph, Graph]:
-        """F and B."""
         copied, read = self._needs([*self._received, *self._weights], self._forward)
         saved = [n for n in read if n in self._forward and not self._is_weight(n)]
         computed = ancestors([*self._results.outputs, *saved])
@@ -79,7 +78,6 @@ class _Splitter:
         return F, B
 
     def inputs_weights(self) -> tuple[Graph, Graph]:
-        """I and W."""
         mine = ancestors(self._received) - self._forward
         mine = {n for n in mine if n.op == "call_function"}
         again = self._needs(self._received, self._forward)[0] & self._forward

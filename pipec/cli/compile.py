@@ -136,7 +136,6 @@ def _compile(request: Request, given: dict[str, Any], console: Console) -> Plan:
     with console.status("compiling") as status:
 
         def observe(done: Pass, before: Plan, plan: Plan, seconds: float) -> None:
-            """Tell of a pass as the options want it."""
             del before
             status.update(f"compiling: {done.name} done")
             if given["time_passes"]:

@@ -81,7 +81,6 @@ class _LazyGroup(click.Group):
         return command
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Offer the commands without importing any."""
         if incomplete.startswith("-"):
             return super().shell_complete(ctx, incomplete)
         found = _COMMANDS.items()

@@ -100,7 +100,6 @@ def _run(
     apart = given["output"] == "-"  # the standard output is the text of the plan
 
     def observe(p: Pass, before: Plan, after: Plan, seconds: float) -> None:
-        """Tell what a pass has changed."""
         done.append(after)
         if given["print_ir_after"]:
             click.echo(f"after {p}:\n{terminal(plan_to_python(after))}", err=apart)

@@ -149,7 +149,6 @@ def profile_emitted(
         """The stage, whose seconds are noted."""
 
         def call(values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-            """Run the stage once."""
             begin = clock()
             found = run(values)
             seconds[index].append(clock() - begin)

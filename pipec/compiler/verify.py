@@ -403,7 +403,6 @@ def _run_graph(
 
     class Capture(fx.Interpreter):
         def run_node(self, n: fx.Node) -> Any:
-            """Run a node and keep its value if it crosses a boundary."""
             result = super().run_node(n)
             if theirs and n.name in theirs:
                 found, result = result, theirs[n.name]

@@ -86,7 +86,6 @@ def compare_gradients(
             sizes[n] += float(g.abs().max()) if g.numel() else 0.0
 
     def rows() -> list[Comparison]:
-        """All comparisons."""
         return compared(found, want, stage_of, tolerance, sizes) + [
             compare(t, results[key], tolerance, name=key[0].split(" ", 1)[1],
                     kind=key[0].split(" ", 1)[0], stage=stage, floor=sizes.get(key[0], 0.0))

@@ -27,7 +27,6 @@ class _Replay(nn.Module):
         self._call = Structure("a part", part, arguments)
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Call the part; the tensors among its results."""
         return tuple(self._call(tensors))
 
 
@@ -49,11 +48,9 @@ def culprits(flat: Flat, *, tracked: bool, autocast: str) -> list[str]:
     called: dict[nn.Module, Given] = {flat: ((tuple(inputs), {}), tracked)}
 
     def noting(part: nn.Module) -> Callable[..., object]:
-        """Runs a part and notes its first call."""
         kind = type(part)
 
         def noted(*args: Any, **kwargs: Any) -> object:
-            """One call."""
             result = kind.__call__(part, *args, **kwargs)
             learns = any(t.requires_grad for t in tensors_of(result))
             called.setdefault(part, ((args, kwargs), learns))
@@ -71,7 +68,6 @@ def culprits(flat: Flat, *, tracked: bool, autocast: str) -> list[str]:
         return True
 
     def within(part: nn.Module) -> list[str]:
-        """Culprits among the parts of a part."""
         found = []
         for name, child in part.named_children():
             inner = of(child) if child in called else within(child)

@@ -208,11 +208,9 @@ def as_nodes(
     found = _recorded(flat, inputs, parts, tracked=tracked)
 
     def emitting(name: str) -> Around:
-        """What stands for a part in the trace."""
         left = iter(enumerate(found[name]))
 
         def emitted(*args: object, **kwargs: object) -> Any:
-            """One call."""
             number, node = next(left, (0, None))
             if node is None:
                 what = "a part that runs eagerly is called more often in the trace"
@@ -236,10 +234,7 @@ def _recorded(
     own = {name: tuple(weights_of(m)) for name, m in parts.items()}
 
     def watching(name: str, run: Around) -> Around:
-        """Runs a part and notes what it does."""
-
         def watched(*args: object, **kwargs: object) -> Any:
-            """One call."""
             node, results = _watched(name, parts[name], run, (args, kwargs))
             node.call = replace(node.call, weights=own[name])
             found[name].append(node)

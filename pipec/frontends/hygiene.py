@@ -153,7 +153,6 @@ class _Copy:
         return taken
 
     def graph(self, source: Source) -> Graph:
-        """Copy the program node by node."""
         nodes = list(self.program.nodes)
         self.written = written_values(nodes)
         inputs = self._inputs([n for n in nodes if n.op == "placeholder"])

@@ -92,13 +92,11 @@ def _loaded(program: ExportedProgram, options: LoadOptions, source: Source) -> L
     naming = Naming(list(inputs), outputs, tied=_tied(program.state_dict), loss=loss)
 
     def graph(inputs: Mapping[str, Tensor]) -> Graph:
-        """The program at one size."""
         trains = bool(options.training)
         decomposed = decompose(at_one_size(program, inputs), differentiable=trains)
         return cleaned(Traced.of(decomposed), naming, source, differentiable=trains)
 
     def resized(shapes: Mapping[str, tuple[int, ...]]) -> Graph:
-        """The same program at other shapes of its inputs."""
         return graph(example_inputs(program, replace(options, shapes=shapes)))
 
     planned = graph(inputs)

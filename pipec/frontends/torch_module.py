@@ -136,7 +136,6 @@ class _Called(nn.Module):
         self._function = function
 
     def forward(self, *args: object, **kwargs: object) -> object:
-        """Call it."""
         return self._function(*args, **kwargs)
 
 
@@ -218,7 +217,6 @@ def mode(module: nn.Module, *, training: bool) -> Iterator[None]:
 
 def _original(flat: Flat, *, training: bool) -> Callable[[Mapping[str, Tensor]], dict[str, Tensor]]:
     def run(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The model on its example inputs."""
         where = type(flat.model).__name__
         missing = [name for name in flat.inputs if name not in inputs]
         if missing:

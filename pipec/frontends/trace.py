@@ -290,7 +290,6 @@ def fake_weights(module: nn.Module, inputs: Mapping[str, Tensor]) -> Iterator[tu
     seen: dict[int, Tensor] = {}
 
     def fake(t: Tensor) -> Tensor:
-        """The fake CPU tensor that stands for one on ``meta``."""
         if t.device.type != "meta":
             return t
         if id(t) not in seen:

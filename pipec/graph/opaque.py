@@ -196,7 +196,6 @@ def _ort(payload: bytes) -> Engine:
     outputs = [o.name for o in session.get_outputs()]
 
     def run(values: list[Tensor], types: list[Tensor]) -> list[Tensor]:
-        """Run the model on tensors."""
         made = {name: t.dtype for name, t in zip(outputs, types, strict=True)}
         return list(run_session(session, dict(zip(inputs, values, strict=True)), made).values())
 
@@ -214,7 +213,6 @@ def _reference(payload: bytes) -> Engine:
     names = [i.name for i in proto.graph.input]
 
     def run(values: list[Tensor], types: list[Tensor]) -> list[Tensor]:
-        """Run the model on tensors."""
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")
             found = evaluator.run(None, dict(zip(names, map(to_array, values), strict=True)))

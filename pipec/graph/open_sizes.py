@@ -179,7 +179,6 @@ def resized(graph: Graph, sized: Sequence[SizedArgument], shapes: Shapes) -> Gra
     mode: Any = next(t.fake_mode for n in nodes.values() for t in tensors(n))  # type: ignore[attr-defined]
 
     def like(old: fx.Node, name: str) -> Tensor:
-        """What is given, in another shape."""
         with mode:
             return torch.empty(tuple(shapes[name]), dtype=tensor(old).dtype)
 

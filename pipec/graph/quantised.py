@@ -39,7 +39,6 @@ def _op(schema: str, fake: Callable[..., object]) -> Callable[[_Kernel], _Kernel
     """Define an op: its schema, its types on fake tensors, and what it computes."""
 
     def define(kernel: _Kernel) -> _Kernel:
-        """Enter a function as the op of its name on every device."""
         name = kernel.__name__
         _library.define(f"{name}{schema}")
         _library.impl(name, kernel, "CompositeExplicitAutograd")

@@ -292,7 +292,6 @@ class _Decoder:
         raise GraphError("not a type", got=kind)
 
     def argument(self, value: Any) -> Any:
-        """An argument of a node, from JSON."""
         if isinstance(value, str):
             if not value.startswith("%") or value[1:] not in self.env:
                 raise GraphError("no node of this name comes before its use", got=value)

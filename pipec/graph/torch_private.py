@@ -199,8 +199,6 @@ def fake_kernel(op: OpOverload) -> Callable[[Callable[..., Any]], Callable[..., 
     before = op_implementations_dict.pop(op, None)
 
     def register(kernel: Callable[..., Any]) -> Callable[..., Any]:
-        """Put the kernel into torch's tables."""
-
         def run(mode: FakeTensorMode, op: OpOverload, *args: Any, **kwargs: Any) -> Any:
             """The kernel's answer, or that of the decomposition."""
             result = kernel(mode, *args, **kwargs)

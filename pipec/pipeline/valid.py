@@ -268,7 +268,6 @@ def _computed(
     place = next(k for k, o in enumerate(part.outputs) if o.node == target.name)
 
     def run(told: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """The targets of a microbatch."""
         with torch.no_grad():
             held = {**graph.weights, **told}
             results = part.module(*(held[i.name] for i in part.inputs))

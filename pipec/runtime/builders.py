@@ -53,7 +53,6 @@ def _made_as_told(text: str, what: str, module: ModuleType, base: type) -> Calla
     found, options = _named(text, what, module, base)
 
     def make(given: Any) -> Any:
-        """Call the class; what it does not accept is the user's."""
         try:
             return found(given, **options)
         except (TypeError, ValueError) as error:
@@ -125,7 +124,6 @@ def data_from_spec(spec: str) -> Batch:
         raise PipecError("the file has no such function", where=path, got=name, hint=hint)
 
     def batch(number: int) -> Mapping[str, torch.Tensor]:
-        """The inputs of a microbatch."""
         hint = "it is called with every number from 0 on: start again at the end of the data"
         with user_code(f"the data function failed at microbatch {number}", hint, PipecError):
             given = function(number)

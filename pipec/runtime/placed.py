@@ -173,7 +173,6 @@ def _norm(op: Any, dtype: torch.dtype) -> Callable[..., Any]:
     """A norm whose mean and scale have the dtype that they have on a CPU."""
 
     def norm(*args: Any) -> tuple[torch.Tensor, ...]:
-        """The op, and casts."""
         out, mean, scale, *buffers = op(*args)
         return out, mean.to(dtype), scale.to(dtype), *buffers
 

@@ -98,7 +98,6 @@ class _Rank:
         return self._error.read().decode(errors="replace")
 
     def kill(self) -> None:
-        """End it for certain."""
         self.process.kill()
         self.process.wait()
 

@@ -178,7 +178,6 @@ def finished(do: Callable[[], _T], seconds: float) -> _T | None:
     raised: list[Exception] = []
 
     def run() -> None:
-        """Keep what it gives."""
         try:
             found.append(do())
         except Exception as error:

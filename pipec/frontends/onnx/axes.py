@@ -136,7 +136,6 @@ def open_axes(evaluation: Evaluation, options: LoadOptions) -> tuple[Axes, Growt
     found = dict[tuple[Axis, ...], Growth]()
 
     def attempt(axes: Sequence[Axis]) -> None:
-        """Evaluate it at other sizes of some axes."""
         found[tuple(axes)] = grow(evaluation, axes, options)
 
     axes = most_open(declared_axes(evaluation, options), attempt)

@@ -163,7 +163,6 @@ def lowering(
     """
 
     def register(function: Lowering) -> Lowering:
-        """Enter the lowering under its op types."""
         entry = Entry(function, frozenset(known), None if raw is None else frozenset(raw))
         for name in names:
             LOWERINGS[domain, name] = entry

@@ -71,7 +71,6 @@ class OnnxFrontend(Frontend):
         graph = _with_loss(graph, spec) if options.with_loss else graph
 
         def resized(shapes: Mapping[str, tuple[int, ...]]) -> Graph:
-            """The same file at other shapes of its inputs."""
             told = replace(options, shapes={**options.shapes, **shapes})
             other = evaluate_model(evaluation.model.written, told, growth.computed)
             return graph_of(other, source_of(other.model, told))
@@ -129,7 +128,6 @@ def graph_of(evaluation: Evaluation, source: Source, loss: Loss | None = None) -
     nodes = evaluation.model.proto.graph.node
 
     def origin(node: fx.Node) -> Origin | None:
-        """The ONNX node that a traced node belongs to."""
         index = index_of(node)
         if index is None:
             return None
