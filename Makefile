@@ -65,11 +65,12 @@ fuzz: setup ## the property tests on new random examples
 conformance: setup ## run the ONNX node tests and rewrite docs/onnx_conformance.md
 	$(BIN)/python -m benchmarks.conformance
 
-rtl: setup ## cycles against SystemVerilog under Verilator; rewrites docs/fpga_rtl.md (ten minutes)
+rtl: setup ## cycles against SystemVerilog under Verilator; rewrites its figures in docs (ten minutes)
 	@command -v verilator >/dev/null && command -v yosys >/dev/null \
 	  || { apt-get update -qq && apt-get install -y -qq verilator yosys; }
 	$(BIN)/python -m benchmarks.rtl.synthesis
-	$(BIN)/python -m benchmarks.rtl --table docs/fpga_rtl.md
+	$(BIN)/python -m benchmarks keep rtl
+	$(BIN)/python docs/make_figures.py
 
 hls-check: setup ## intervals of emitted loops from LLVM IR; DIR= what pipec compile wrote
 	@command -v clang-14 >/dev/null \

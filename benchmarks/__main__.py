@@ -1,8 +1,8 @@
 """``make bench``: every benchmark in turn, each in a process of its own.
 
 ``python -m benchmarks NAME ...`` runs some of them. ``python -m benchmarks keep NAME [WORDS]`` runs
-one, or a file of ``examples``, and keeps what it prints, with date and machine, in ``docs/figures``
-(`docs/make_figures.py`).
+one, one of a package (``hls_check.table``), or a file of ``examples``, and keeps what it prints,
+with date and machine, in ``docs/figures`` (`docs/make_figures.py`).
 """
 
 import json
@@ -38,6 +38,13 @@ def title(name: str) -> str:
     """First line of a benchmark's docstring."""
     text = (HERE / f"{name}.py").read_text()
     return text.removeprefix('"""').splitlines()[0].removesuffix('"""')
+
+
+def is_program(name: str) -> bool:
+    """Whether there is such a file, a module such as ``hls_check.table``, or a package to run."""
+    path = HERE / name.replace(".", "/")
+    files = (Path(name), path.with_suffix(".py"), path / "__main__.py")
+    return any(file.is_file() for file in files)
 
 
 def keep(name: str, words: list[str]) -> int:
@@ -83,7 +90,7 @@ def main(names: list[str]) -> int:
     """Run the named benchmarks, by default all that any machine can; the number that failed."""
     keeps = names[:1] == ["keep"]
     names, words = (names[1:2], names[2:]) if keeps else (names, [])
-    unknown = [n for n in names if n not in NAMES and not (keeps and Path(n).is_file())]
+    unknown = [n for n in names if n not in NAMES and not (keeps and is_program(n))]
     if unknown:
         print(f"no such benchmark: {', '.join(unknown)}; there are {', '.join(NAMES)}")
         return 2

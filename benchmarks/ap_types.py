@@ -195,19 +195,17 @@ def main(models: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory() as text:
         include = headers(Path(text))
         *of_formats, of_pairs = numbers(include, Path(text), count)
-        for (width, integer), found in zip(FORMATS, of_formats, strict=True):
-            name = f"ap_fixed<{width},{integer},AP_RND_CONV,AP_SAT>"
-            print(f"{name:36} {7 * count:,} results, {found} differ", flush=True)
-            wrong += found
-        print(f"{'pairs of int8 products':36} {1 << 24:,} triples, {of_pairs} differ", flush=True)
-        wrong += of_pairs
-        for model in models or MODELS:
-            for precision in PRECISIONS:
-                found = list(compared(model, precision, include))
-                size, differ = (sum(column) for column in zip(*found, strict=True))
-                wrong += differ
-                print(f"{model:20} {precision:15} {size:,} bytes, {differ} differ", flush=True)
-    return int(wrong > 0)
+        formats = " ".join(f"<{width},{integer}>" for width, integer in FORMATS)
+        print(f"ap_fixed with AP_RND_CONV, AP_SAT: {formats}")
+        results = f"{7 * count * len(FORMATS):,} results, {sum(of_formats)} differ"
+        print(f"    {results}; {1 << 24:,} pairs of int8 products, {of_pairs} differ", flush=True)
+        wrong += sum(of_formats) + of_pairs
+        chosen = models or MODELS
+        pairs = [pair for m in chosen for p in PRECISIONS for pair in compared(m, p, include)]
+        size, differ = (sum(column) for column in zip(*pairs, strict=True))
+        print(f"outputs of {', '.join(chosen)} in {', '.join(PRECISIONS)}:")
+        print(f"    {size:,} bytes, {differ} differ")
+    return int(wrong + differ > 0)
 
 
 if __name__ == "__main__":

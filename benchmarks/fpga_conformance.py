@@ -1,8 +1,8 @@
 """Conformance of the emitted HLS C++ over whole models, stage by stage.
 
-    python -m benchmarks.fpga_conformance                 all; rewrites docs/fpga_conformance.md
+    python -m benchmarks.fpga_conformance                 all; rewrites the paragraph in docs
     python -m benchmarks.fpga_conformance mlp encoder     these, printed only
-    python -m benchmarks.fpga_conformance --table vgg19   and its row of the page rewritten
+    python -m benchmarks.fpga_conformance --table vgg19   and its part of the paragraph
     python -m benchmarks.fpga_conformance --devices 2xu280 --no-sanitizers
     python -m benchmarks.fpga_conformance --precision "ap_fixed<16,6>" resnet50
 
@@ -16,10 +16,13 @@ boundary has the bound that follows from them instead of 1e-4, on the frames it 
 printed is how much of it the error is.
 """
 
+import json
 import subprocess
 import tempfile
+import textwrap
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import click
@@ -37,7 +40,12 @@ from pipec.plan.model import Plan
 from pipec.plan.store import load_plan
 from tests.fpga.lint.stage import check
 
-DOCS = Path(__file__).resolve().parents[1] / "docs/fpga_conformance.md"
+DOCS = Path(__file__).resolve().parents[1] / "docs/fpga_simulation.md"
+BEGIN, END = "<!-- make fpga-conformance -->\n", "<!-- end of make fpga-conformance -->"
+"""What the paragraph stands between."""
+ROWS = Path(__file__).with_suffix(".json")
+"""What the last run of each model gave."""
+DEVICES = "4xvcu118"
 TOLERANCE = 1e-4
 UNCUT = ("gru_cell", "lstm_cell")
 """Models of one op, which goes onto one board."""
@@ -136,56 +144,48 @@ def checked(name: str, loaded: Loaded, plan: Plan, out: Path, *, sanitizers: boo
     )
 
 
-Cells = dict[str, tuple[str, ...]]
-"""Rows of the page by model."""
+def kept() -> dict[str, Row]:
+    """The rows of the last runs."""
+    return {name: Row(**row) for name, row in json.loads(ROWS.read_text()).items()}
 
 
-def kept(page: str) -> Cells:
-    """The rows of a page."""
-    rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| ")]
-    return {row[0]: tuple(row) for row in rows if row[0] in NAMES and len(row) == len(HEAD)}
+def paragraph(rows: Mapping[str, Row]) -> str:
+    """All rows in words, what is worst by its model."""
+    every = [rows[name] for name in NAMES if name in rows]
+    error = max(every, key=lambda row: row.error)
+    streamed = max(every, key=lambda row: row.streamed)
+    stages, clean = sum(r.stages for r in every), sum(r.sanitized or 0 for r in every)
+    text = (
+        f"{len(every)} models, {stages} stages, {sum(r.engines for r in every):,} engines. Largest "
+        f"error {error.error:.1e} ({error.name}), streamed {streamed.streamed:.1e} "
+        f"({streamed.name}). {clean} stages run clean under the sanitizers; "
+        f"{sum(r.handshakes for r in every):,} handshakes compared, "
+        f"{sum(r.differing for r in every)} streams differ. Cycles of the slowest stage: "
+        f"{', '.join(f'{r.name} {r.interval:,}' for r in every)}."
+    )
+    return textwrap.fill(text, 140)
 
 
-def markdown(rows: Cells, devices: str) -> str:
-    """The page that is kept in ``docs/``; it says which models are missing."""
-    missing = ", ".join(sorted(set(NAMES) - set(rows)))
-    lines = [
-        "# Conformance of the emitted HLS C++",
-        "",
-        f"Written by `make fpga-conformance`: models with random weights, float32, on {devices}.",
-        "Every stage compiles with `-Wall -Wextra -Werror`. *error* is the largest error of a",
-        "boundary value of the chain of C simulations against onnxruntime (eager torch for models",
-        "from torch), relative to the largest value; *streamed* is that of the model's outputs",
-        f"when {FRAMES} other frames go through all stages at once, processes joined by pipes.",
-        "*sanitizers* counts the stages that play their golden data under ASan and UBSan in",
-        "silence. *equal handshakes* are those of the timed build (bounded streams, rigid",
-        "pipelines, two frames) that have the very cycle of the simulator.",
-        "*interval* is that of the slowest stage in cycles, simulated.",
-        "Rows may come from several runs (`--table MODEL ...`); a dash is what a run left out.",
-        "",
-        f"| {' | '.join(HEAD)} |",
-        f"|---|{'---:|' * (len(HEAD) - 1)}",
-        *(f"| {' | '.join(rows[name])} |" for name in NAMES if name in rows),
-        *(["", f"Not in this run: {missing}."] if missing else []),
-        "",
-    ]
-    return "\n".join(lines)
+def written(page: str, rows: Mapping[str, Row]) -> str:
+    """The page with these rows in its paragraph."""
+    before, _, rest = page.partition(BEGIN)
+    return "\n".join([before + BEGIN, paragraph(rows), "", END + rest.partition(END)[2]])
 
 
 @click.command()
 @click.argument("models", nargs=-1)
-@click.option("--devices", default="4xvcu118", show_default=True)
+@click.option("--devices", default=DEVICES, show_default=True)
 @click.option("--precision", default="float32", show_default=True, help="As of pipec compile.")
 @click.option("--sanitizers/--no-sanitizers", default=True, show_default=True)
-@click.option("--table", is_flag=True, help="Rewrite the rows of these models on the page.")
+@click.option("--table", is_flag=True, help="Rewrite what the page says of these models.")
 def main(
     models: tuple[str, ...], devices: str, precision: str, *, sanitizers: bool, table: bool
 ) -> None:
     """Print a row per model; exit 1 if any does not conform."""
-    if precision != "float32" and (table or not models):
-        raise click.UsageError("the page is of float32: name models, without --table")
+    if (precision, devices) != ("float32", DEVICES) and (table or not models):
+        raise click.UsageError(f"the page is of float32 on {DEVICES}: name models, no --table")
     build.FLAGS = (*build.FLAGS, "-Werror")
-    rows, failed = kept(DOCS.read_text()) if models else {}, False
+    rows, failed = kept() if models else {}, False
     print(FORMAT.format(*HEAD))
     for name in models or NAMES:
         start = time.monotonic()
@@ -196,13 +196,14 @@ def main(
                 print(f"{name:<14} refused: {error}", flush=True)
                 failed = True
                 continue
-        rows[name] = row.cells()
+        rows[name] = row
         failed = failed or not row.ok
         cells = FORMAT.format(*row.cells())
         shown = f"{row.of_bound:.0%} of the bound, {time.monotonic() - start:.0f} s"
         print(f"{cells}   ({shown})", flush=True)
         if table or not models:
-            DOCS.write_text(markdown(rows, devices))
+            ROWS.write_text(json.dumps({n: asdict(r) for n, r in rows.items()}, indent=1) + "\n")
+            DOCS.write_text(written(DOCS.read_text(), rows))
     raise SystemExit(failed)
 
 

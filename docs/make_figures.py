@@ -3,7 +3,7 @@
 ``python -m benchmarks keep NAME`` writes ``docs/figures/NAME.json``. A page shows all of it behind
 ``<!-- figures NAME -->``, its last lines behind ``<!-- figures NAME last 2 -->``, those from one
 that begins so on behind ``<!-- figures NAME from boards -->``, and all that begin so behind
-``<!-- figures NAME only boards -->``.
+``<!-- figures NAME only boards -->``. With ``in words`` at the end they are a paragraph, no block.
 """
 
 import json
@@ -13,12 +13,14 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 _BLOCK = re.compile(
-    r"(<!-- figures (\S+)(?: (last|from|only) (.+?))? -->\n).*?(<!-- end of figures -->)", re.DOTALL
+    r"(<!-- figures (\S+)(?: (last|from|only) (.+?))?( in words)? -->\n)"
+    r".*?(<!-- end of figures -->)",
+    re.DOTALL,
 )
 
 
-def block(name: str, how: str | None = None, what: str = "") -> str:
-    """What was printed, and under it when and where."""
+def block(name: str, how: str | None, what: str, words: str | None) -> str:
+    """What was printed, and under it when and where, with the lines around it."""
     record = json.loads((HERE / "figures" / f"{name}.json").read_text())
     lines = record["printed"]
     if how == "last":
@@ -29,12 +31,15 @@ def block(name: str, how: str | None = None, what: str = "") -> str:
         lines = [line for line in lines if line.startswith(what)]
     day = date.fromisoformat(record["date"])
     told = f"{day:%-d %B %Y}, {record['machine']}, torch {record['torch']}"
-    return "\n".join(["```text", *lines, "```", "", f"`{record['command']}`, {told}."])
+    if words:
+        said = ";\n".join(" ".join(line.split()) for line in lines)
+        return f"{said}\n(`{record['command']}`, {told}).\n"
+    return "\n".join(["", "```text", *lines, "```", "", f"`{record['command']}`, {told}.", "", ""])
 
 
 def shown(page: Path) -> str:
     """The text of a page with its figures made anew."""
-    return _BLOCK.sub(lambda m: f"{m[1]}\n{block(*m.groups()[1:4])}\n\n{m[5]}", page.read_text())
+    return _BLOCK.sub(lambda m: f"{m[1]}{block(*m.groups()[1:5])}{m[6]}", page.read_text())
 
 
 def pages() -> list[Path]:

@@ -1,8 +1,9 @@
 """``make rtl``: the cycle simulator against SystemVerilog, over all configurations.
 
-    python -m benchmarks.rtl [--simulator verilator] [--table docs/fpga_rtl.md] [GROUP or NAME ...]
+    python -m benchmarks.rtl [--simulator verilator] [GROUP or NAME ...]
 
-Prints mean, largest difference and every miss. The exit status is 1 if anything misses.
+Prints every configuration (interval and latency, simulated / measured), the largest difference of
+each group, and every miss. The exit status is 1 if anything misses.
 """
 
 import os
@@ -21,7 +22,7 @@ from benchmarks.rtl.compare import compare
 from benchmarks.rtl.finn import lines
 from benchmarks.rtl.rigid import prices
 from benchmarks.rtl.simulate import Bench, Observed, Simulator, run
-from benchmarks.rtl.table import Row, document, line, summary
+from benchmarks.rtl.table import Row, line, summary
 from benchmarks.rtl.tile import Tile
 from benchmarks.rtl.values import as_hex, outputs
 from pipec.backends.fpga.simulator.native import binary
@@ -31,31 +32,33 @@ BATCH = {Simulator.VERILATOR: 12, Simulator.ICARUS: 1}
 Icarus is the other way round."""
 
 
-def batches(chosen: Sequence[Case], size: int) -> Iterator[list[Case]]:
+Batch = list[tuple[Case, Bench]]
+
+
+def batches(chosen: Sequence[Case], size: int) -> Iterator[Batch]:
     """Configurations of one group, at most ``size`` at a time."""
     for _, same in groupby(chosen, key=lambda case: case.group):
-        found = list(same)
+        found = [(c, Bench(c.name, c.make(), c.frames, c.style)) for c in same]
         for first in range(0, len(found), size):
             yield found[first : first + size]
 
 
 def rows(chosen: Sequence[Case], simulator: Simulator, jobs: int) -> Iterator[Row]:
     """Run configurations, hold each against the simulator, and its outputs against numpy."""
-    parts = batches(chosen, BATCH[simulator])
+    parts = list(batches(chosen, BATCH[simulator]))  # models are traced, which no thread may
     binary()  # once, before the threads that use it
     with ThreadPoolExecutor(jobs) as pool:
         for found in pool.map(partial(batch_rows, simulator=simulator), parts):
             yield from found
 
 
-def batch_rows(batch: Sequence[Case], simulator: Simulator) -> list[Row]:
+def batch_rows(batch: Batch, simulator: Simulator) -> list[Row]:
     """Run a few configurations as one model."""
-    benches = [Bench(c.name, c.make(), c.frames, c.style) for c in batch]
     with tempfile.TemporaryDirectory(prefix="pipec-rtl-") as folder:
-        seen = run(benches, Path(folder), simulator, values=True)
+        seen = run([bench for _, bench in batch], Path(folder), simulator, values=True)
     return [
         Row(case, compare(bench, seen[bench.name]), *wrong_values(bench, seen[bench.name]))
-        for case, bench in zip(batch, benches, strict=True)
+        for case, bench in batch
     ]
 
 
@@ -72,20 +75,16 @@ def wrong_values(bench: Bench, found: Observed) -> tuple[int, int]:
 
 @click.command()
 @click.option("--simulator", type=click.Choice([s.value for s in Simulator]), default="verilator")
-@click.option("--table", type=click.Path(path_type=Path), help="Markdown file to write.")
 @click.option("--jobs", default=os.cpu_count() or 1, help="Models compiled at a time.")
 @click.argument("names", nargs=-1)
-def main(simulator: str, table: Path | None, jobs: int, names: tuple[str, ...]) -> None:
+def main(simulator: str, jobs: int, names: tuple[str, ...]) -> None:
     """Run all configurations, or those named (by group or name)."""
     chosen = [c for c in cases() if not names or c.name in names or c.group in names]
     found = []
     for row in rows(chosen, Simulator(simulator), jobs):
         found.append(row)
         click.echo(line(row))
-    text = "\n".join([summary(found), *prices(found), *lines()])
-    click.echo("\n" + text)
-    if table is not None:
-        table.write_text(document(found, text, simulator), encoding="utf-8")
+    click.echo("\n" + "\n".join([summary(found), *prices(found), *lines()]))
     sys.exit(any(row.misses for row in found))
 
 

@@ -1,10 +1,8 @@
 """The configurations, chosen before they were first run. Names are by group; none was dropped."""
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
 from benchmarks.rtl.finn import window
 from benchmarks.rtl.generate import Json
@@ -24,10 +22,11 @@ from pipec.backends.fpga.engines.steps import Step
 from pipec.backends.fpga.engines.swg import Swg
 from pipec.backends.fpga.engines.tiles import ceil_div
 from pipec.backends.fpga.engines.vvu import Vvu
+from pipec.backends.fpga.fifo import sized
+from pipec.backends.fpga.folding import design_at
+from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.stagejson import stage_record
-
-STAGES = Path(__file__).parent / "stages"
-"""``stage.json`` of small models as pipec folded them, what cycles do not depend on left out."""
+from tests.fpga.design.models import graph_of, made
 
 
 @dataclass(frozen=True)
@@ -429,19 +428,22 @@ def rigid_nets(depth: int) -> list[tuple[str, Net]]:
     ]
 
 
+SIZED = {
+    "resnet": 19_600, "inception": 15_552, "dense": 13_824, "shuffle": 3_317, "vgg": 7_200,
+    "attention": 1_920, "encoder": 6_048,
+}  # fmt: skip
+"""Models of pipec's tests, and the interval that each is folded for."""
+
+
 def stage(model: str, depth: int | None = None) -> Json:
-    """A stage of ``stages/``, all its FIFOs of one depth if that is given."""
-    found: Json = json.loads((STAGES / f"{model}.json").read_text())
+    """A model as pipec folds it and sizes its FIFOs, or with FIFOs of one depth; no ports."""
+    found = stage_record(sized(design_at(lower(graph_of(*made(model))), SIZED[model])))
     fifos = [{**f, "depth": depth or f["depth"]} for f in found["fifos"]]
-    return {**found, "fifos": fifos}
-
-
-SIZED = ("resnet", "inception", "dense", "shuffle", "vgg", "attention", "encoder")
-"""Stages whose FIFOs are as pipec sizes them."""
+    return {**found, "ports": {}, "fifos": fifos}
 
 
 def rigid_stages(first: int) -> list[Case]:
-    """The same stages as below in rigid pipelines; FIFOs are sized for free-running ones."""
+    """The same stages as below in rigid pipelines."""
     chosen = [(model, style) for style in (Style.FLUSH, Style.STALL) for model in SIZED]
     return [
         Case(f"rigid{k:02}", f"{style.value}: {model}", partial(stage, model), 3, style)

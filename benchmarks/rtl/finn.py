@@ -13,6 +13,7 @@ FINN+ 1.1.0      replay buffer 2 (the same),  core 3 + clog2(SIMD + 1) + (SIMD =
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby
 
 from benchmarks.rtl.nets import Net
 from pipec.backends.fpga.cycles import network_of
@@ -86,10 +87,15 @@ MEASURED = [
 
 
 def lines() -> Iterator[str]:
-    """FINN's cycles and the simulator's."""
-    for row in MEASURED:
-        theirs, ours = row.cycles, row.simulated
+    """FINN's cycles and the simulator's, by release: the range, and the engine furthest off."""
+    for release, same in groupby(MEASURED, key=lambda row: row.release):
+        rows = list(same)
+        equal = sum(row.simulated == row.cycles for row in rows)
+        cycles = sorted(row.cycles for row in rows)
+        worst = max(rows, key=lambda row: abs(row.simulated / row.cycles - 1))
+        off = worst.simulated - worst.cycles
+        furthest = f"; {worst.what}: {off:+} cycle, {off / worst.cycles:+.2%}" if off else ""
         yield (
-            f"{row.release:12} {row.what:47} measured {theirs:6,}  simulated {ours:6,}  "
-            f"{ours - theirs:+2} cycles, {ours / theirs - 1:+.2%}"
+            f"{release}: {equal} of {len(rows)} engines of {cycles[0]:,} to {cycles[-1]:,} cycles "
+            f"equal{furthest}"
         )

@@ -11,7 +11,7 @@ from benchmarks.rtl.tile import Tile
 
 
 def prices(rows: Sequence[Row]) -> Iterator[str]:
-    """Per style and shallowest FIFO: the RTL's interval over the free-running estimate."""
+    """By style and shallowest FIFO: the RTL's longest interval over the free-running estimate."""
     found = defaultdict[tuple[Style, int], list[float]](list)
     stuck = defaultdict[tuple[Style, int], int](int)
     for row in rows:
@@ -27,9 +27,10 @@ def prices(rows: Sequence[Row]) -> Iterator[str]:
             stuck[key] += 1
         else:
             found[key].append(row.cycles.measured[0] / free.interval - 1)
-    for style, depth in sorted(found, key=lambda key: (key[0].number, key[1])):
-        worse = found[style, depth]
-        yield (
-            f"{style.value} beside free, shallowest FIFO {depth}: {len(worse)} networks, interval "
-            f"{min(worse):+.2%} to {max(worse):+.2%}; {stuck[style, depth]} more deadlock"
-        )
+    for style in sorted({style for style, _ in found}, key=lambda style: style.number):
+        parts = [
+            f"{depth}: {max(worse):+.2%}{f' ({n} deadlock)' if (n := stuck[style, depth]) else ''}"
+            for (of, depth), worse in sorted(found.items(), key=lambda item: item[0][1])
+            if of is style
+        ]
+        yield f"{style.value} beside free, by depth of the shallowest FIFO: {', '.join(parts)}"

@@ -1,16 +1,11 @@
-"""What a run of the configurations found, as text and as a page."""
+"""What a run of the configurations found, as text."""
 
-import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
 from benchmarks.rtl.cases import Case
-from benchmarks.rtl.compare import (
-    INTERVAL_TOLERANCE,
-    LATENCY_TOLERANCE,
-    Comparison,
-)
+from benchmarks.rtl.compare import Comparison
 from benchmarks.rtl.style import Style
 from benchmarks.rtl.tile import Tile
 
@@ -61,77 +56,59 @@ def line(row: Row) -> str:
 
 
 def summary(rows: Sequence[Row]) -> str:
-    """Counts, mean and maximum by group, and the misses."""
-    lines = ["group    runs dead   interval mean      max  latency  handshakes that differ  misses"]
+    """Counts and largest differences by group, what is not exact, and the misses."""
+    lines = [
+        "group  runs  deadlock  interval off  latency off      handshakes off  values off  misses"
+    ]
     for group, same in groupby(rows, key=lambda row: row.case.group):
-        lines.append(f"{group:8} {_statistics(list(same))}")
-    lines.append(f"{'all':8} {_statistics(rows)}")
-    tokens, wrong = sum(row.tokens for row in rows), sum(row.wrong for row in rows)
-    lines.append(f"{wrong} of {tokens:,} output tokens differ from numpy's")
+        lines.append(f"{group:6} {_statistics(list(same))}")
+    inexact = [row for row in rows if not row.cycles.exact]
+    furthest = sorted(inexact, key=lambda r: -r.cycles.different / (r.cycles.handshakes or 1))[:1]
     missed = [row for row in rows if row.misses]
     return "\n".join(
-        [*lines, *(f"miss: {r.case.name} ({', '.join(r.misses)}): {r.case.what}" for r in missed)]
+        [
+            *lines,
+            f"\n{len(rows)} configurations: {_off(rows)}",
+            *(f"furthest off: {r.case.name}, {r.case.what}: {_differs(r)}" for r in furthest),
+            *(f"miss: {r.case.name} ({', '.join(r.misses)}): {r.case.what}" for r in missed),
+        ]
+    )
+
+
+def _off(rows: Sequence[Row]) -> str:
+    results = [row.cycles for row in rows]
+    interval = max((abs(r.interval_error) for r in results if r.same_verdict), default=0)
+    latency = max((abs(r.latency_error) for r in results), default=0)
+    different, total = sum(r.different for r in results), sum(r.handshakes for r in results)
+    wrong, tokens = sum(row.wrong for row in rows), sum(row.tokens for row in rows)
+    stuck, both = sum(r.measured is None for r in results), sum(r.same_verdict for r in results)
+    return (
+        f"{stuck} deadlock, {both} verdicts equal; off are interval {interval:.3%}, latency "
+        f"{latency} cycles\n    at most, {different:,} of {total:,} handshakes in "
+        f"{sum(not r.exact for r in results)} configurations, {wrong:,} of {tokens:,} values; "
+        f"{sum(bool(row.misses) for row in rows)} misses"
     )
 
 
 def _statistics(rows: Sequence[Row]) -> str:
     results = [row.cycles for row in rows]
-    errors = [abs(r.interval_error) for r in results if r.same_verdict]
+    interval = max((abs(r.interval_error) for r in results if r.same_verdict), default=0)
     different, total = sum(r.different for r in results), sum(r.handshakes for r in results)
+    wrong, tokens = sum(row.wrong for row in rows), sum(row.tokens for row in rows)
     return (
-        f"{len(results):4} {sum(r.measured is None for r in results):4} "
-        f"{sum(errors) / max(len(errors), 1):15.4%} {max(errors, default=0):8.3%} "
-        f"{max((abs(r.latency_error) for r in results), default=0):8} "
-        f"{f'{different:,} of {total:,}':>23} {sum(bool(row.misses) for row in rows):7}"
+        f"{len(results):4} {sum(r.measured is None for r in results):9} {interval:13.3%} "
+        f"{max((abs(r.latency_error) for r in results), default=0):12} "
+        f"{f'{different:,} of {total:,}':>19} {f'{wrong:,} of {tokens:,}':>12} "
+        f"{sum(bool(row.misses) for row in rows):6}"
     )
 
 
-def document(rows: Sequence[Row], text: str, simulator: str) -> str:
-    """The page: a summary, then all rows."""
-    version = subprocess.run(
-        [simulator, "--version"], capture_output=True, text=True, check=False
-    ).stdout
-    parts = [
-        "# Cycles against SystemVerilog: all configurations",
-        "",
-        "Written by `make rtl`; what is compared, and how, is in [fpga_cycles.md](fpga_cycles.md).",
-        f"{' '.join(version.split()[:2])}. Limits: interval {INTERVAL_TOLERANCE:.0%}, latency "
-        f"{LATENCY_TOLERANCE} cycles or 1 %, equal stalls on every stream",
-        "(free-running pipelines), equal deadlock verdicts, equal values. What misses is bold.",
-        "",
-        "```text",
-        text,
-        "```",
-        "",
-        "Interval and latency in cycles, equal in the simulator and in the RTL unless the last",
-        "column says how the RTL differs.",
-    ]
-    for group, same in groupby(rows, key=lambda row: row.case.group):
-        parts += [
-            "",
-            f"## {group}",
-            "",
-            "name | configuration | interval | latency | handshakes | differs",
-            "---|---|---|---|---|---",
-            *[_row(row) for row in same],
-        ]
-    return "\n".join(parts) + "\n"
-
-
-def _row(row: Row) -> str:
+def _differs(row: Row) -> str:
     found = row.cycles
-    interval, latency = (
-        ("deadlock", "") if found.simulated is None else map("{:,}".format, found.simulated)
-    )
     differs = {
         f"interval {found.interval_error:+.3%}": found.interval_error,
         f"latency {found.latency_error:+}": found.latency_error,
-        f"{found.different:,} handshakes": found.different,
+        f"{found.different:,} of {found.handshakes:,} handshakes": found.different,
         f"{found.stall_difference:,} stalled cycles": row.stalls and found.stall_difference,
-        f"{row.wrong:,} of {row.tokens:,} values": row.wrong,
-        f"**{', '.join(row.misses)}**": row.misses,
     }
-    told = ", ".join(text for text, off in differs.items() if off)
-    handshakes = f"{found.handshakes:,}" if found.handshakes else ""
-    cells = (row.case.name, row.case.what, interval, latency, handshakes, told)
-    return " | ".join(cells).rstrip()
+    return ", ".join(text for text, off in differs.items() if off)

@@ -124,7 +124,7 @@ _UNITS = {
     ),
     "norm": _Kind(
         "norm", "ROWS CF LANES PASSES",
-        {"GAPS": lambda n, e: _vector([max(gap, e["ii"]) for gap in n.gaps])},
+        {"GAPS": lambda n, e: _vector([max(g, e["ii"]) for g in n.gaps or (1,) * n.passes])},
     ),
     "fork": _Kind("fork_unit", "TOKENS", {"NO": lambda n, e: n.outputs}, "inputs"),
     "concat": _Kind(

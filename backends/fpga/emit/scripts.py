@@ -35,8 +35,8 @@ SHIPPED = (
 VENDOR = ("hls_config.cfg", "run_hls.tcl")
 """For ``v++ -c --mode hls``, or for tools before 2023.2, ``vitis_hls -f run_hls.tcl``."""
 PIPELINE_STYLE = "frp"
-"""Free-running pipelines, which all cycles are for; without a word the tool chooses,
-by version and pipeline. It does not make one of a pipeline on m_axi, and says so (UG1448)."""
+"""Free-running pipelines, never slower than the rigid ones that all cycles are for; the tool does
+not make one of a pipeline on m_axi, and says so (UG1448)."""
 
 
 def scripts(design: StageDesign, site: Site, known: Mapping[str, Any]) -> dict[str, str]:
