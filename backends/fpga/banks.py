@@ -24,10 +24,10 @@ from pipec.backends.fpga.engines.base import Engine, busy_cycles
 from pipec.backends.fpga.engines.memory import Load
 from pipec.backends.fpga.engines.mover import Accumulate
 from pipec.backends.fpga.engines.mvu import Mvu
+from pipec.backends.fpga.engines.network import MemoryPorts, Network
 from pipec.backends.fpga.engines.parts import PORT_BITS, Memory
 from pipec.backends.fpga.engines.tiles import ceil_div, divisors
 from pipec.backends.fpga.fifo import busiest
-from pipec.backends.fpga.lowering.network import MemoryPorts, Network
 from pipec.backends.fpga.numbers import bits_of
 from pipec.cluster.device import Device, FpgaResources
 

@@ -23,14 +23,9 @@ KEYWORDS = frozenset(_WORDS.split())
 """Words that no name may be: the language's and the emitted code's own."""
 
 TYPES = {
-    "float32": "float",
-    "bfloat16": "bfloat16",
-    "float16": "float16",
-    "int32": "int32_t",
-    "int16": "int16_t",
-    "int8": "int8_t",
-    "rescale": "rescale",
-}
+    "float32": "float", "bfloat16": "bfloat16", "float16": "float16", "int32": "int32_t",
+    "int16": "int16_t", "int8": "int8_t", "rescale": "rescale",
+}  # fmt: skip
 """Element type of a stream to its C++ type; see `fixed_point` for the others."""
 
 _WIDEST = 24

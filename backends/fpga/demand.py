@@ -21,10 +21,10 @@ from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.engines.base import Engine, Folded, busy_cycles
 from pipec.backends.fpga.engines.memory import Load
 from pipec.backends.fpga.engines.mvu import Mvu
+from pipec.backends.fpga.engines.network import Network
 from pipec.backends.fpga.engines.parts import Memory
 from pipec.backends.fpga.fifo import deepened
 from pipec.backends.fpga.folding import Built, built_at, design_at
-from pipec.backends.fpga.lowering.network import Network
 from pipec.backends.fpga.memory import (
     KINDS,
     Item,

@@ -12,9 +12,9 @@ from pipec.backends.fpga.cutting.joint import METHOD
 from pipec.backends.fpga.cycles import shrunk
 from pipec.backends.fpga.demand import Shortage
 from pipec.backends.fpga.design import StageDesign
+from pipec.backends.fpga.engines.network import Network
 from pipec.backends.fpga.fifo import joined
 from pipec.backends.fpga.lowering.lower import lower
-from pipec.backends.fpga.lowering.network import Network
 from pipec.backends.fpga.lowering.types import OwnTypes, Types, named_types, own_type
 from pipec.backends.fpga.memory import Item
 from pipec.backends.fpga.numbers import Int8

@@ -17,12 +17,12 @@ from pipec.backends.fpga.engines.base import Engine, Folded, Layer, Nest
 from pipec.backends.fpga.engines.gear import Dwc
 from pipec.backends.fpga.engines.memory import Load
 from pipec.backends.fpga.engines.mvu import Mvu, Product, word_interval
+from pipec.backends.fpga.engines.network import NetPort, Network
 from pipec.backends.fpga.engines.parts import Memory, Weight
 from pipec.backends.fpga.engines.route import Fork
 from pipec.backends.fpga.engines.swg import Swg
 from pipec.backends.fpga.engines.tiles import ceil_div
 from pipec.backends.fpga.engines.window import Window
-from pipec.backends.fpga.lowering.network import NetPort, Network
 from pipec.backends.fpga.numbers import bits_of
 
 
@@ -232,15 +232,10 @@ def _same_tokens(have: Stream, want: Stream) -> bool:
 def converter(have: Stream, want: Stream) -> Dwc:
     """The width converter between two streams of the same elements."""
     both = math.lcm(have.channels, want.channels)
-    return Dwc(
-        repeat=have.rows * have.channels // both,
-        rows_in=both // have.channels,
-        channels_in=have.channels,
-        lanes_in=have.lanes,
-        rows_out=both // want.channels,
-        channels_out=want.channels,
-        lanes_out=want.lanes,
-    )
+    reads = {"channels_in": have.channels, "lanes_in": have.lanes}
+    writes = {"channels_out": want.channels, "lanes_out": want.lanes}
+    rows = {"rows_in": both // have.channels, "rows_out": both // want.channels}
+    return Dwc(have.rows * have.channels // both, **rows, **reads, **writes)
 
 
 def design_at(

@@ -85,14 +85,9 @@ def logic(engine: Engine) -> Resources:
     """DSPs, LUTs and flip-flops of an engine, its memories not counted."""
     nest, dtype = engine.nest, engine.dtype
     word, _ = nest.buffer(bits_of(dtype), sum_bits(dtype))
-    return with_control(
-        *nest.logic(dtype),
-        nest.additions,
-        engine.depth,
-        word if nest.updates else 0,
-        word=word,
-        ports=len(engine.inputs) + len(engine.outputs),
-    )
+    updated, ports = word if nest.updates else 0, len(engine.inputs) + len(engine.outputs)
+    logic = nest.logic(dtype)
+    return with_control(*logic, nest.additions, engine.depth, updated, word=word, ports=ports)
 
 
 def with_control(

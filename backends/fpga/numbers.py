@@ -160,14 +160,10 @@ def unpacked(words: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]
 
 
 _PLAIN: dict[str, np.dtype[Any]] = {
-    "float32": np.dtype("<f4"),
-    "bfloat16": np.dtype(ml_dtypes.bfloat16),
-    "float16": np.dtype("<f2"),
-    "int32": np.dtype("<i4"),
-    "int16": np.dtype("<i2"),
-    "int8": np.dtype("<i1"),
-    "rescale": np.dtype("<i8"),
-}
+    "bfloat16": np.dtype(ml_dtypes.bfloat16), "float16": np.dtype("<f2"),
+    "float32": np.dtype("<f4"), "int32": np.dtype("<i4"), "int16": np.dtype("<i2"),
+    "int8": np.dtype("<i1"), "rescale": np.dtype("<i8"),
+}  # fmt: skip
 
 
 def fixed_point(dtype: str) -> tuple[int, int] | None:

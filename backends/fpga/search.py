@@ -14,9 +14,9 @@ import numpy as np
 from pipec.backends.fpga.banks import blocks_of, ddr_ports, period, time_slots, with_banks
 from pipec.backends.fpga.demand import Choice, Demands, Option, Room, Shortage, fit
 from pipec.backends.fpga.design import StageDesign, Stream
+from pipec.backends.fpga.engines.network import Network
 from pipec.backends.fpga.engines.parts import Memory, Resources
 from pipec.backends.fpga.fifo import deepened, timed
-from pipec.backends.fpga.lowering.network import Network
 from pipec.backends.fpga.lowering.types import OwnTypes
 from pipec.backends.fpga.memory import (
     DDR_SHELL,

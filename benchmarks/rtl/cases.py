@@ -26,7 +26,7 @@ from pipec.backends.fpga.fifo import sized
 from pipec.backends.fpga.folding import design_at
 from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.stagejson import stage_record
-from tests.fpga.design.models import graph_of, made
+from tests.fpga.design.models import SAMPLES, graph_of, made
 
 
 @dataclass(frozen=True)
@@ -465,9 +465,43 @@ def stage_cases() -> list[Case]:
     ]
 
 
+def sample(kind: str) -> Json:
+    """The stage of a kind's own sample; no ports."""
+    found = stage_record(sized(design_at(lower(graph_of(*made(kind))), SAMPLE_TARGET)))
+    return {**found, "ports": {}}
+
+
+SAMPLE_TARGET = 80
+"""Cycles per frame for which samples are folded: several lanes, last tokens that are not full."""
+
+
+def apart(kind: str) -> Json:
+    """The engines of a kind in its sample side by side, the padding of what they read not zero."""
+    record = sample(kind)
+    engines = [e for e in record["engines"] if e["kind"] == kind]
+    ends = {e["name"]: e for e in engines}
+    fifos = [
+        {**f, "from": f["from"] if f["from"] in ends else None,
+         "to": f["to"] if f["to"] in ends else None}
+        for f in record["fifos"] if {f["from"], f["to"]} & ends.keys()
+    ]  # fmt: skip
+    return {**record, "engines": engines, "fifos": fifos}
+
+
+def sample_cases() -> list[Case]:
+    """Every kind of engine that says how it is to be tested: nothing here names one."""
+    found = list[Case]()
+    for kind in sorted(SAMPLES):
+        styles = (Style.FREE, Style.STALL, Style.FLUSH)
+        ways = [(f"{style.value}: its sample", sample, style) for style in styles]
+        for k, (what, make, style) in enumerate([*ways, ("each alone", apart, Style.FREE)], 1):
+            found.append(Case(f"{kind}{k:02}", what, partial(make, kind), 3, style))
+    return found
+
+
 def cases() -> list[Case]:
     """All configurations."""
     return [
         *mac_cases(), *window_cases(), *fifo_cases(), *tile_cases(), *norm_cases(),
-        *cell_cases(), *port_cases(), *rigid_cases(), *stage_cases(),
+        *cell_cases(), *port_cases(), *rigid_cases(), *stage_cases(), *sample_cases(),
     ]  # fmt: skip

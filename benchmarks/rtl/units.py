@@ -1,10 +1,12 @@
 """Which SystemVerilog module an engine of ``stage.json`` is, and its parameters."""
 
+import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pipec.backends.fpga.engines.base import Nest
 from pipec.backends.fpga.engines.window import ring_of
 from pipec.backends.fpga.stagejson import nest_of
 from pipec.errors import BackendError
@@ -57,6 +59,10 @@ def unit_of(engine: Json, lanes: Mapping[str, int]) -> Unit:
         BackendError: There is no module for its kind.
     """
     kind = str(engine["kind"])
+    known = Nest.KINDS.get(kind)
+    if kind not in _UNITS and known is not None and (own := whole(engine).rtl()):
+        texts = {k: _vector(v) if isinstance(v, tuple) else v for k, v in own.items()}
+        return Unit(kind, texts | _slots(engine) | _timing(engine))
     if kind not in _UNITS:
         raise BackendError(
             "no SystemVerilog for this kind of engine",
@@ -68,8 +74,19 @@ def unit_of(engine: Json, lanes: Mapping[str, int]) -> Unit:
     found: Parameters = {name: int(getattr(nest, name.lower())) for name in unit.same.split()}
     found |= {name: value(nest, engine) for name, value in unit.other.items()}
     found |= {"LANES": lanes[engine[unit.lanes][0]]} if unit.lanes else {}
-    found |= _slots(engine) | {"BITS": BITS, "II": engine["ii"], "DEPTH": engine["depth"]}
-    return Unit(unit.module, found)
+    return Unit(unit.module, found | _slots(engine) | _timing(engine))
+
+
+def whole(engine: Json) -> Nest:
+    """The nest of an engine with its numbers rounded, as elements of the RTL are integers."""
+    nest = nest_of(dict(engine))
+    numbers = {f.name: getattr(nest, f.name) for f in dataclasses.fields(nest)}
+    rounded = {k: float(round(v)) for k, v in numbers.items() if isinstance(v, float)}
+    return dataclasses.replace(nest, **rounded)
+
+
+def _timing(engine: Json) -> Parameters:
+    return {"BITS": BITS, "II": engine["ii"], "DEPTH": engine["depth"]}
 
 
 def _slots(engine: Json) -> Parameters:
@@ -81,9 +98,9 @@ def _slots(engine: Json) -> Parameters:
     return {"SLOTS": slots["of"], "MINE": f"64'd{mine}"}
 
 
-def _vector(values: list[int]) -> str:
+def _vector(values: Sequence[int]) -> str:
     """A packed parameter of 32-bit numbers, the first one lowest."""
-    return "{" + ", ".join(f"32'd{v}" for v in reversed(values)) + "}"
+    return "{" + ", ".join(f"32'd{v & 0xFFFFFFFF}" for v in reversed(values)) + "}"
 
 
 def _streamed_op(nest: Any, engine: Json) -> int:

@@ -13,11 +13,11 @@ from pipec.backends.fpga.banks import memory_ports
 from pipec.backends.fpga.cutting.chain import Chain, Cut, Order
 from pipec.backends.fpga.demand import Demands, Numbers
 from pipec.backends.fpga.design import Stream
+from pipec.backends.fpga.engines.network import MemoryPorts, Network
+from pipec.backends.fpga.engines.view import standard_order
 from pipec.backends.fpga.folding import wire_lanes
 from pipec.backends.fpga.links import Frame, link_cycles
 from pipec.backends.fpga.lowering.lower import lower
-from pipec.backends.fpga.lowering.network import MemoryPorts, Network
-from pipec.backends.fpga.lowering.view import standard_order
 from pipec.backends.fpga.search import Board
 from pipec.cluster.cluster import Link, slowest_link
 from pipec.compiler.problem import placement_problem

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from typing import ClassVar, Self
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from pipec.backends.fpga.engines.parts import UNCLAMPED, Memory, Narrowing, Resources, Table, Weight
 from pipec.backends.fpga.engines.steps import MapStep
@@ -38,8 +38,10 @@ Tables = Callable[[Table], Tensor]
 class Nest(ABC):
     """A kind of engine: its loop nest as integers, and all that follows from it.
 
-    A kind is one subclass in ``engines/<file>.py``, its C++ in ``hls/engines/<file>.h``. Its
-    fields are what ``stage.json`` says of it; a field ``lanes`` is 1 until the layer is folded.
+    A kind is one subclass in ``engines/<file>.py``, its C++ in ``hls/engines/<file>.h``, its
+    reference in ``benchmarks/rtl/sv/<kind>.sv``. Nothing else names it if its file lowers the ops
+    that it takes (`network.lowers`). Its fields are what ``stage.json`` says of it; a field
+    ``lanes`` is 1 until the layer is folded.
 
     Attributes:
         label: What its engines are called, if not as the class; ``function`` its C++ function.
@@ -47,6 +49,7 @@ class Nest(ABC):
         tables: Roles of the tables that its C++ function takes (`Unit`).
         additions: Integer additions of its counters and addresses.
         updates: Whether one loop both reads and writes its working memory.
+        sample: A small model that takes it, and the shape of its input: all suites run it.
     """
 
     label: ClassVar[str] = ""
@@ -55,6 +58,7 @@ class Nest(ABC):
     tables: ClassVar[tuple[str, ...]] = ()
     additions: ClassVar[int] = 3
     updates: ClassVar[bool] = False
+    sample: ClassVar[tuple[type[nn.Module], tuple[int, ...]] | None] = None
 
     KINDS: ClassVar[dict[str, type["Nest"]]] = {}
 
@@ -128,6 +132,10 @@ class Nest(ABC):
         pairs = [name.partition("=") for name in words]
         return {name: getattr(self, of or name.lower()) for name, _, of in pairs}
 
+    def rtl(self) -> dict[str, int | tuple[int, ...]]:
+        """Parameters of its SystemVerilog module, constants rounded; empty where it has none."""
+        return {}
+
     def compute(self, layer: "Layer", reads: Sequence[Tensor], table: Tables) -> Tensor:
         """The results of a layer of inference in real numbers, elements in stream order.
 
@@ -158,9 +166,13 @@ class Rows(Nest):
         """A token of every input, and one written, in each firing."""
         return (Run(self.tokens, ii, (1 << inputs) - 1, 1),)
 
-    def wide(self, layer: "Layer", target: int) -> Self:
-        """With the fewest lanes at which a layer keeps a target."""
-        return dataclasses.replace(self, lanes=layer.row_lanes(target))
+    def depth(self, dtype: str) -> int:
+        """Pipeline depth of its data path, the register of its result included."""
+        return 2
+
+    def folded(self, layer: "Layer", target: int, dtype: str, block: int = 0) -> "Folded":
+        nest = dataclasses.replace(self, lanes=layer.row_lanes(target))
+        return Folded(nest, nest.lanes, nest.depth(dtype))
 
 
 @lru_cache(maxsize=4096)

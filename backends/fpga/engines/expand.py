@@ -19,10 +19,6 @@ class OneHot(Rows):
 
     ignored: int = -1
 
-    def folded(self, layer: Layer, target: int, dtype: str, block: int = 0) -> Folded:
-        nest = self.wide(layer, target)
-        return Folded(nest, nest.lanes, 2)
-
     def runs(self, ii: int, inputs: int) -> Runs:
         return (Loop(self.rows, (Run(1, ii, 1, 1), Run(self.cf - 1, ii, 0, 1))),)
 

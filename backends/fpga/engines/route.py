@@ -172,7 +172,7 @@ class Const(Rows):
     tables = ("table",)
 
     def folded(self, layer: Layer, target: int, dtype: str, block: int = 0) -> Folded:
-        nest = self.wide(layer, target)
+        nest = dataclasses.replace(self, lanes=layer.row_lanes(target))
         return Folded(nest, nest.lanes, 2, rows_table(layer, (nest.tokens,), nest.lanes, dtype))
 
     def compute(self, layer: Layer, reads: Sequence[Tensor], table: Tables) -> Tensor:

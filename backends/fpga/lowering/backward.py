@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from pipec.backends.fpga.lowering.network import integers
+from pipec.backends.fpga.engines.network import integers
 from pipec.backends.fpga.lowering.rewrite import Emit, Rule
 
 aten = torch.ops.aten
@@ -34,7 +34,6 @@ def layer_norm_input_grad(
     dy: Tensor, x: Tensor, shape: Sequence[int], weight: Tensor | None, eps: float
 ) -> Tensor:
     """Input gradient of a layer normalisation over the last axes ``shape``, from x alone."""
-    aten = torch.ops.aten
     _, mean, rstd = aten.native_layer_norm.default(x, shape, weight, None, eps)
     mask = [True, False, False]
     found: Tensor = aten.native_layer_norm_backward.default(

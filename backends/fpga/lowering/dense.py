@@ -10,13 +10,15 @@ from numpy.typing import NDArray
 from torch import fx
 
 from pipec.backends.fpga.engines.base import Layer, Use
+from pipec.backends.fpga.engines.constants import shape_of
 from pipec.backends.fpga.engines.mvu import Mvu
+from pipec.backends.fpga.engines.network import Builder, UnsupportedError, Value, integers, lowers
 from pipec.backends.fpga.engines.parts import PORT_BITS, Array, Table
 from pipec.backends.fpga.engines.route import Concat
 from pipec.backends.fpga.engines.swg import Swg
 from pipec.backends.fpga.engines.tiles import divisors
+from pipec.backends.fpga.engines.view import View, indices, merged
 from pipec.backends.fpga.engines.vvu import Vvu
-from pipec.backends.fpga.lowering.constants import shape_of
 from pipec.backends.fpga.lowering.maps import (
     NHWC,
     Maps,
@@ -25,8 +27,6 @@ from pipec.backends.fpga.lowering.maps import (
     put_maps,
     window_of,
 )
-from pipec.backends.fpga.lowering.network import Builder, UnsupportedError, Value, integers, lowers
-from pipec.backends.fpga.lowering.view import View, indices, merged
 from pipec.backends.fpga.numbers import bits_of
 from pipec.graph.arguments import given
 

@@ -1,31 +1,25 @@
-"""Elementwise ops: chains of steps on one engine, constants as tables, affine steps folded away.
-
-A choice by a comparison, ``where(a > b, x, y)``, is one layer.
-"""
+"""Elementwise ops: chains of steps on one engine, constants as tables, affine steps folded away."""
 
 import dataclasses
 import math
 from collections.abc import Callable
-from itertools import groupby
 from typing import cast
 
 import numpy as np
 from torch import fx
 
 from pipec.backends.fpga.engines.base import Layer
+from pipec.backends.fpga.engines.constants import shape_of
 from pipec.backends.fpga.engines.map import Map
 from pipec.backends.fpga.engines.matmul import Matmul
 from pipec.backends.fpga.engines.mvu import Mvu
+from pipec.backends.fpga.engines.network import Builder, UnsupportedError, Value, lowers
 from pipec.backends.fpga.engines.parts import UNCLAMPED, Array, Table
-from pipec.backends.fpga.engines.route import Concat, Repeat
+from pipec.backends.fpga.engines.route import Concat
 from pipec.backends.fpga.engines.steps import UNARY, MapStep, clamp_of, may_join
+from pipec.backends.fpga.engines.view import View, indices, strides_of
 from pipec.backends.fpga.engines.vvu import Vvu
-from pipec.backends.fpga.engines.where import OPERATORS, Where
-from pipec.backends.fpga.lowering.constants import shape_of
-from pipec.backends.fpga.lowering.network import Builder, UnsupportedError, Value, lowers
-from pipec.backends.fpga.lowering.view import View, indices, merged, strides_of
 from pipec.graph.arguments import given
-from pipec.graph.ir import OutputKind, op_name
 
 _UNARY = {f"aten.{op}.default": op for op in UNARY} | {"aten.gelu.default": "gelu"}
 _BINARY = {
@@ -250,108 +244,8 @@ def _products(b: Builder, layer: Layer | None) -> list[Layer]:
 
 def two_streams(b: Builder, node: fx.Node, op: str, x: fx.Node, y: fx.Node) -> Value:
     """``x op y`` of two streams, the smaller one broadcast."""
-    shape = shape_of(node)
     first, second = b.value(x), b.value(y)
     if second.view.numel > first.view.numel:
         first, second, op = second, first, _SWAPPED.get(op, op)
-    if first.view.numel != math.prod(shape):
-        raise UnsupportedError("both operands broadcast")
-    first = first.reshape(shape)
-    second = aligned(b, node, first, second)
-    return b.put_map(node, first, [MapStep(op, "stream")], second.use(first.channels))
-
-
-def aligned(b: Builder, node: fx.Node, first: Value, second: Value) -> Value:
-    """``second`` in the shape and order of ``first``, broadcast if it is smaller."""
-    if second.view.numel != first.view.numel:
-        second = broadcast(b, node, first, second)
-    second = second.reshape(first.view.shape)
-    return b.reorder(node, second, first.view, first.channels)
-
-
-def broadcast(b: Builder, node: fx.Node, big: Value, small: Value) -> Value:
-    """``small`` repeated to the shape and order of ``big``: an engine per run of axes.
-
-    Whole rows where channels are no part of the run, else single elements (of each, one per cycle).
-    """
-    rank = len(big.view.shape)
-    shape = (1,) * (rank - len(small.view.shape)) + small.view.shape
-    pieces = big.view.by_axis()
-    if pieces is None:
-        raise UnsupportedError("a broadcast over a mixed element order")
-    strides = strides_of(shape)
-    kept = [(size, step * strides[axis]) for axis, size, step in pieces if shape[axis] > 1]
-    small = b.reorder(node, small, View(small.view.shape, merged(kept)), small.channels)
-    sizes = [size if shape[axis] > 1 else 1 for axis, size, _ in pieces]
-    runs = groupby(range(len(pieces)), key=lambda k: sizes[k] > 1)
-    missing = [list(run) for present, run in runs if not present]
-    for run in reversed(missing):  # the innermost first: what is outside is small as yet
-        times = math.prod(pieces[k][1] for k in run)
-        outer, inner = (math.prod(part) for part in (sizes[: run[0]], sizes[run[-1] + 1 :]))
-        channels = math.gcd(inner, small.channels, big.channels)
-        flat, nest = View.of((outer * times * inner,), (0,)), Repeat(outer, inner, times)
-        small = b.put(nest, node, (small.use(channels),), flat, channels, suffix="_repeat")
-        for k in run:
-            sizes[k] = pieces[k][1]
-    return dataclasses.replace(small, view=big.view)
-
-
-_ISNAN = "aten.isnan.default"
-_TESTS = {f"aten.{op}.{form}": op for op in OPERATORS for form in ("Scalar", "Tensor")}
-_TESTS[_ISNAN] = "ne"  # it is unlike itself
-
-
-@lowers(*_TESTS)
-def comparison(b: Builder, node: fx.Node) -> tuple[()]:
-    """No engine by itself: what chooses by it compares (`choice`)."""
-    return ()
-
-
-@lowers("aten.where.self")
-def choice(b: Builder, node: fx.Node) -> Value:
-    """One layer of the streams among both sides of the comparison and both choices."""
-    test, *chosen = node.args
-    if not isinstance(test, fx.Node) or op_name(test) not in _TESTS:
-        raise UnsupportedError("a choice by something else than a comparison")
-    trains = b.graph.outputs_of(OutputKind.LOSS, OutputKind.GRADIENT, OutputKind.WEIGHT_GRADIENT)
-    sides = test.args[:2]
-    if op_name(test) == _ISNAN:
-        sides = (test.args[0], test.args[0])
-        if (other := _never_nan(b, node, chosen[1])) is not None:
-            return other
-    elif b.precision != "float32" and not trains:  # bounds of errors follow slopes, not steps
-        raise UnsupportedError("a choice that a rounding may turn", "choose the precision float32")
-    streams, numbers = dict[str, Value](), dict[str, float]()
-    for role, one in zip("abxy", (*sides, *chosen), strict=True):
-        if b.is_stream(one):
-            streams[role] = b.value(one)
-        else:
-            numbers[role] = _number(b, one)
-    shape = shape_of(node)
-    whole = [v for v in streams.values() if v.view.numel == math.prod(shape)]
-    if not whole:
-        raise UnsupportedError("all operands broadcast")
-    if len({v.dtype for v in streams.values()}) > 1:
-        raise UnsupportedError("operands of several types")
-    first = whole[0].reshape(shape)
-    uses = [aligned(b, node, first, v).use(first.channels) for v in streams.values()]
-    rows, op = first.view.numel // first.channels, _TESTS[op_name(test)]
-    values = (numbers.get(role, 0.0) for role in "abxy")
-    nest = Where(rows, first.channels, 1, op, "".join(streams), *values)
-    return b.put(nest, node, tuple(uses), first.view, first.channels)
-
-
-def _never_nan(b: Builder, node: fx.Node, other: object) -> Value | None:
-    """What is chosen of numbers that are never NaN: the stream that stands for all others."""
-    if b.precision.startswith(("float", "bfloat")) or not b.is_stream(other):
-        return None
-    assert isinstance(other, fx.Node)
-    return b.value(other) if shape_of(other) == shape_of(node) else None
-
-
-def _number(b: Builder, one: object) -> float:
-    if isinstance(one, fx.Node) and math.prod(shape_of(one)) == 1:
-        one = b.constants.value(one).item()
-    if not isinstance(one, int | float):
-        raise UnsupportedError("a choice with a constant that is no number")
-    return float(one)
+    first, (_, other) = b.together(node, [first, second])
+    return b.put_map(node, first, [MapStep(op, "stream")], other)

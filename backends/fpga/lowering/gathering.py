@@ -19,10 +19,10 @@ from typing import Any, cast
 import torch
 from torch import fx
 
+from pipec.backends.fpga.engines.constants import shape_of
+from pipec.backends.fpga.engines.network import Builder, UnsupportedError, Value, lowers
 from pipec.backends.fpga.engines.perm import Perm
 from pipec.backends.fpga.engines.route import Repeat
-from pipec.backends.fpga.lowering.constants import shape_of
-from pipec.backends.fpga.lowering.network import Builder, UnsupportedError, Value, lowers
 from pipec.backends.fpga.lowering.shapes import axis_alone, cut, embedding, joined, padded
 from pipec.graph.arguments import given
 

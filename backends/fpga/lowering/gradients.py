@@ -7,18 +7,18 @@ from typing import cast
 from torch import fx
 
 from pipec.backends.fpga.engines.base import Use
+from pipec.backends.fpga.engines.constants import shape_of
 from pipec.backends.fpga.engines.expand import OneHot, Spread
 from pipec.backends.fpga.engines.matmul import Matmul
+from pipec.backends.fpga.engines.network import Builder, UnsupportedError, Value, integers, lowers
 from pipec.backends.fpga.engines.outer import Outer
 from pipec.backends.fpga.engines.poolgrad import ArgMax, Scatter
 from pipec.backends.fpga.engines.swg import Swg
-from pipec.backends.fpga.lowering.constants import shape_of
+from pipec.backends.fpga.engines.view import View
 from pipec.backends.fpga.lowering.elementwise import two_streams
 from pipec.backends.fpga.lowering.maps import NHWC, Maps, as_maps, as_maps_value, window_of
-from pipec.backends.fpga.lowering.network import Builder, UnsupportedError, Value, integers, lowers
 from pipec.backends.fpga.lowering.norms import element_table, rows_through
 from pipec.backends.fpga.lowering.pooling import max_pool_value, max_pooled
-from pipec.backends.fpga.lowering.view import View
 from pipec.graph.arguments import given
 
 Results = tuple[Value | None, ...]
@@ -26,13 +26,9 @@ Results = tuple[Value | None, ...]
 SMALL_MATRIX = 1 << 16
 """Elements up to which a weight gradient is summed on chip in any case."""
 
-_GRADIENTS = {
-    "aten.gelu_backward.default": "gelu_grad",
-    "aten.sigmoid_backward.default": "sigmoid_grad",
-    "aten.silu_backward.default": "silu_grad",
-    "aten.tanh_backward.default": "tanh_grad",
-    "aten.threshold_backward.default": "relu_grad",
-}
+_SMOOTH = ("gelu", "sigmoid", "silu", "tanh")
+_GRADIENTS = {f"aten.{op}_backward.default": f"{op}_grad" for op in _SMOOTH}
+_GRADIENTS["aten.threshold_backward.default"] = "relu_grad"
 
 
 @lowers(*_GRADIENTS)

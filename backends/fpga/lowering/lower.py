@@ -8,6 +8,17 @@ from typing import cast
 from torch import fx
 
 from pipec.backends.fpga.engines.base import Layer
+from pipec.backends.fpga.engines.constants import shape_of
+from pipec.backends.fpga.engines.network import (
+    HANDLERS,
+    Builder,
+    MemoryPorts,
+    NetPort,
+    Network,
+    UnsupportedError,
+    Value,
+)
+from pipec.backends.fpga.engines.view import standard_order
 from pipec.backends.fpga.lowering import (  # noqa: F401  (each registers its handlers)
     dense,
     elementwise,
@@ -17,19 +28,8 @@ from pipec.backends.fpga.lowering import (  # noqa: F401  (each registers its ha
     products,
     shapes,
 )
-from pipec.backends.fpga.lowering.constants import shape_of
 from pipec.backends.fpga.lowering.maps import around
-from pipec.backends.fpga.lowering.network import (
-    HANDLERS,
-    Builder,
-    MemoryPorts,
-    NetPort,
-    Network,
-    UnsupportedError,
-    Value,
-)
 from pipec.backends.fpga.lowering.types import OwnTypes, typed
-from pipec.backends.fpga.lowering.view import standard_order
 from pipec.backends.fpga.lowering.written import decomposed
 from pipec.backends.fpga.numbers import Int8
 from pipec.errors import BackendError

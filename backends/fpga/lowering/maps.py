@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from torch import fx
 
 from pipec.backends.fpga.engines.base import Nest
+from pipec.backends.fpga.engines.network import Builder, Padding, UnsupportedError, Value
 from pipec.backends.fpga.engines.parts import Array, Table
 from pipec.backends.fpga.engines.reduce import Reduce
 from pipec.backends.fpga.engines.steps import MapStep
 from pipec.backends.fpga.engines.swg import Swg
-from pipec.backends.fpga.lowering.network import Builder, Padding, UnsupportedError, Value
-from pipec.backends.fpga.lowering.view import View, indices, merged, strides_of
+from pipec.backends.fpga.engines.view import View, indices, merged, strides_of
 
 NHWC = (0, 2, 3, 1)
 

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, fx
 from torch.nn import functional
 
+from pipec.backends.fpga.engines.network import Builder, UnsupportedError, Value, lowers
 from pipec.backends.fpga.engines.norm import Norm
 from pipec.backends.fpga.engines.parts import Table
+from pipec.backends.fpga.engines.view import indices
 from pipec.backends.fpga.lowering.dense import constant
-from pipec.backends.fpga.lowering.network import Builder, UnsupportedError, Value, lowers
-from pipec.backends.fpga.lowering.view import indices
 from pipec.graph.arguments import given
 from pipec.graph.patterns import Match, Rule
 
@@ -30,12 +30,8 @@ def batch_norm(b: Builder, node: fx.Node) -> Value:
     raise UnsupportedError("batch normalisation in training mode", "export the model in eval mode")
 
 
-_OVER_AXIS = {
-    "aten.softmax.int": "softmax",
-    "aten._softmax.default": "softmax",
-    "aten.log_softmax.int": "log_softmax",
-    "aten._log_softmax.default": "log_softmax",
-}
+_OVER_AXIS = {f"aten.{op}.int": op for op in ("softmax", "log_softmax")}
+_OVER_AXIS |= {f"aten._{op}.default": op for op in ("softmax", "log_softmax")}
 
 
 @lowers(*_OVER_AXIS)

@@ -8,13 +8,13 @@ import numpy as np
 import torch
 from torch import fx
 
+from pipec.backends.fpga.engines.constants import shape_of
+from pipec.backends.fpga.engines.network import Builder, UnsupportedError, Value, integers, lowers
 from pipec.backends.fpga.engines.parts import Array, Table
 from pipec.backends.fpga.engines.reduce import Reduce
 from pipec.backends.fpga.engines.swg import Swg
-from pipec.backends.fpga.lowering.constants import shape_of
+from pipec.backends.fpga.engines.view import View
 from pipec.backends.fpga.lowering.maps import Maps, as_maps, like_maps, put_maps, window_of
-from pipec.backends.fpga.lowering.network import Builder, UnsupportedError, Value, integers, lowers
-from pipec.backends.fpga.lowering.view import View
 from pipec.graph.arguments import given
 
 

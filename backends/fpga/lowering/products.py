@@ -8,12 +8,12 @@ from typing import Any, cast
 
 from torch import fx
 
+from pipec.backends.fpga.engines.constants import shape_of
 from pipec.backends.fpga.engines.matmul import Matmul
-from pipec.backends.fpga.lowering.constants import shape_of
+from pipec.backends.fpga.engines.network import Builder, UnsupportedError, Value, lowers
+from pipec.backends.fpga.engines.view import View, merged, strides_of
 from pipec.backends.fpga.lowering.dense import dense
 from pipec.backends.fpga.lowering.gradients import matrix_gradient
-from pipec.backends.fpga.lowering.network import Builder, UnsupportedError, Value, lowers
-from pipec.backends.fpga.lowering.view import View, merged, strides_of
 from pipec.graph.arguments import given
 
 Piece = tuple[int, int, int]

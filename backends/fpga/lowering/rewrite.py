@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, fx
 
 from pipec.autodiff.fakes import fake_like, tracing
-from pipec.backends.fpga.lowering.constants import Constants
+from pipec.backends.fpga.engines.constants import Constants
 from pipec.errors import BackendError
 from pipec.graph.ir import Graph, GraphOutput, op_name
 from pipec.graph.torch_private import FakeTensorMode, TorchDispatchMode, graph_module

@@ -8,14 +8,9 @@ from typing import Any, cast
 import torch
 from torch import fx
 
+from pipec.backends.fpga.engines.constants import shape_of
 from pipec.backends.fpga.engines.memory import Gather
-from pipec.backends.fpga.engines.route import Concat, Const, Slice
-from pipec.backends.fpga.engines.steps import MapStep
-from pipec.backends.fpga.lowering.constants import shape_of
-from pipec.backends.fpga.lowering.dense import constant
-from pipec.backends.fpga.lowering.elementwise import broadcast
-from pipec.backends.fpga.lowering.maps import around
-from pipec.backends.fpga.lowering.network import (
+from pipec.backends.fpga.engines.network import (
     Builder,
     Padding,
     UnsupportedError,
@@ -23,27 +18,21 @@ from pipec.backends.fpga.lowering.network import (
     lowers,
     row_channels,
 )
+from pipec.backends.fpga.engines.route import Concat, Const, Slice
+from pipec.backends.fpga.engines.steps import MapStep
+from pipec.backends.fpga.engines.view import View, merged, standard_order, strides_of
+from pipec.backends.fpga.lowering.dense import constant
+from pipec.backends.fpga.lowering.maps import around
 from pipec.backends.fpga.lowering.types import format_after, rounded
-from pipec.backends.fpga.lowering.view import View, merged, standard_order, strides_of
 from pipec.graph.arguments import given
 from pipec.graph.ir import tensor
 
+_SAME = ("reshape", "view", "_unsafe_view", "squeeze", "unsqueeze", "clone", "alias", "detach",
+         "lift_fresh_copy", "_to_copy")  # fmt: skip
 
-@lowers(
-    "aten.reshape.default",
-    "aten.view.default",
-    "aten._unsafe_view.default",
-    "aten.squeeze.default",
-    "aten.squeeze.dim",
-    "aten.squeeze.dims",
-    "aten.unsqueeze.default",
-    "aten.clone.default",
-    "aten.alias.default",
-    "aten.detach.default",
-    "aten.lift_fresh_copy.default",
-    "aten._to_copy.default",
-    "aten.to.dtype",
-)
+
+@lowers(*(f"aten.{op}.default" for op in _SAME), "aten.squeeze.dim", "aten.squeeze.dims",
+        "aten.to.dtype")  # fmt: skip
 def renamed(b: Builder, node: fx.Node) -> Value:
     """The same elements in the same order under another shape."""
     source, shape = cast("fx.Node", node.args[0]), shape_of(node)
@@ -67,7 +56,7 @@ def expanded(b: Builder, node: fx.Node) -> Value:
     value, shape = b.value(node.args[0]), shape_of(node)
     if value.view.numel == math.prod(shape):
         return value.reshape(shape)
-    return broadcast(b, node, input_value("", shape, standard_order(shape), ""), value)
+    return b.broadcast(node, input_value("", shape, standard_order(shape), ""), value)
 
 
 @lowers("aten.native_dropout.default")

@@ -24,11 +24,7 @@ from torch import fx
 from pipec.backends.fpga.cpp import cpp_type, no_such_type
 from pipec.backends.fpga.engines.base import Layer, Use
 from pipec.backends.fpga.engines.map import Map
-from pipec.backends.fpga.engines.perm import Perm
-from pipec.backends.fpga.engines.reduce import Reduce
-from pipec.backends.fpga.engines.route import Concat, Repeat, Slice
-from pipec.backends.fpga.engines.steps import MapStep
-from pipec.backends.fpga.lowering.network import (
+from pipec.backends.fpga.engines.network import (
     Builder,
     NetPort,
     Network,
@@ -36,6 +32,10 @@ from pipec.backends.fpga.lowering.network import (
     Value,
     lowers,
 )
+from pipec.backends.fpga.engines.perm import Perm
+from pipec.backends.fpga.engines.reduce import Reduce
+from pipec.backends.fpga.engines.route import Concat, Repeat, Slice
+from pipec.backends.fpga.engines.steps import MapStep
 from pipec.backends.fpga.numbers import LOWEST, Int8
 from pipec.errors import BackendError
 from pipec.graph.ir import origin, tensor

@@ -31,9 +31,9 @@ import torch
 from torch import Tensor, fx
 from torch.overrides import TorchFunctionMode
 
+from pipec.backends.fpga.engines.constants import Constants, shape_of
+from pipec.backends.fpga.engines.network import HANDLERS, integers
 from pipec.backends.fpga.lowering.backward import input_gradient, select_backward
-from pipec.backends.fpga.lowering.constants import Constants, shape_of
-from pipec.backends.fpga.lowering.network import HANDLERS, integers
 from pipec.backends.fpga.lowering.norms import response_of
 from pipec.backends.fpga.lowering.rewrite import Emit, Rule, rewritten
 from pipec.graph.arguments import given

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from pipec.backends.fpga.engines.base import Layer
-from pipec.backends.fpga.lowering.network import Network
+from pipec.backends.fpga.engines.network import Network
 from pipec.backends.fpga.lowering.types import moves
 from pipec.backends.fpga.numbers import MINIMUM, cut, held, unit
 from pipec.backends.fpga.quantise.execute import Chain, stored

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from pipec.backends.fpga.engines.base import Layer
 from pipec.backends.fpga.engines.mvu import Mvu
+from pipec.backends.fpga.engines.network import Network
 from pipec.backends.fpga.engines.parts import UNCLAMPED, Array, Table
 from pipec.backends.fpga.engines.vvu import Vvu
-from pipec.backends.fpga.lowering.network import Network
 from pipec.backends.fpga.numbers import Int8, decoded, encoded, int8_format, unpacked
 
 Hook = Callable[[int, str, Layer | None, Tensor], Tensor]

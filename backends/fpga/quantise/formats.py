@@ -15,8 +15,8 @@ from torch import Tensor
 
 from pipec.backends.fpga.engines.base import Layer
 from pipec.backends.fpga.engines.matmul import Matmul
+from pipec.backends.fpga.engines.network import Network
 from pipec.backends.fpga.engines.norm import Norm
-from pipec.backends.fpga.lowering.network import Network
 from pipec.backends.fpga.lowering.types import moves
 from pipec.backends.fpga.numbers import Int8, covering
 from pipec.backends.fpga.quantise.execute import Chain

@@ -23,11 +23,11 @@ from pipec.backends.fpga.engines.map import Map, sum_multipliers
 from pipec.backends.fpga.engines.matmul import Matmul
 from pipec.backends.fpga.engines.memory import Gather
 from pipec.backends.fpga.engines.mvu import Mvu
+from pipec.backends.fpga.engines.network import Network
 from pipec.backends.fpga.engines.parts import Array, Narrowing, Table
 from pipec.backends.fpga.engines.reduce import Reduce
 from pipec.backends.fpga.engines.steps import Mode, affine_steps, clamp_of, mode_of
 from pipec.backends.fpga.engines.vvu import Vvu
-from pipec.backends.fpga.lowering.network import Network
 from pipec.backends.fpga.numbers import (
     HIGHEST,
     LOWEST,

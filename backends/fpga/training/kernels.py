@@ -28,11 +28,11 @@ from pipec.backends.fpga.cpp import identifier
 from pipec.backends.fpga.demand import Shortage
 from pipec.backends.fpga.design import StageDesign, Stream
 from pipec.backends.fpga.engines.base import Engine, busy_cycles
+from pipec.backends.fpga.engines.network import Network
 from pipec.backends.fpga.engines.parts import Memory, Resources
 from pipec.backends.fpga.engines.route import Fork
 from pipec.backends.fpga.fifo import MIN_DEPTH, busiest, deepened, timed
 from pipec.backends.fpga.lowering.lower import lower
-from pipec.backends.fpga.lowering.network import Network
 from pipec.backends.fpga.memory import Item, logic, placed
 from pipec.backends.fpga.search import Board, Search, deep_fifos, fitted
 from pipec.backends.fpga.training.movers import (

@@ -16,7 +16,7 @@ from typing import cast
 import torch
 from torch import Tensor, fx
 
-from pipec.backends.fpga.lowering.network import integers
+from pipec.backends.fpga.engines.network import integers
 from pipec.compiler.verify_training import add, chained
 from pipec.graph.ir import Graph, InputKind
 from pipec.runtime.program import StageProgram

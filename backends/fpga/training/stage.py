@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pipec.backends.fpga.banks import with_slots
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.designs import board_of, device_of, link_behind, remembered, types_of
+from pipec.backends.fpga.engines.network import Network
 from pipec.backends.fpga.engines.parts import Memory
-from pipec.backends.fpga.lowering.network import Network
 from pipec.backends.fpga.memory import items_of, placed
 from pipec.backends.fpga.search import Board, on
 from pipec.backends.fpga.timing import stage_timing

@@ -25,12 +25,12 @@ from numpy.typing import NDArray
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.engines.base import Engine, Layer, Use
 from pipec.backends.fpga.engines.map import Map
+from pipec.backends.fpga.engines.network import NetPort, Network
 from pipec.backends.fpga.engines.parts import Table
 from pipec.backends.fpga.engines.steps import MapStep
 from pipec.backends.fpga.engines.tiles import ceil_div
 from pipec.backends.fpga.fifo import sized
 from pipec.backends.fpga.folding import design_at, wire_lanes
-from pipec.backends.fpga.lowering.network import NetPort, Network
 from pipec.backends.fpga.training.movers import SUMS, Place
 from pipec.backends.fpga.training.phases import gradient_name
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from pipec.backends.fpga.engines.base import Nest
 from pipec.frontends.trace import trace
 from pipec.graph.ir import Graph, Source
 
@@ -198,16 +199,6 @@ class Gru(nn.Module):
         return found
 
 
-class Choices(nn.Module):
-    """Choices by comparisons of streams with numbers and with each other, one broadcast."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        y, mean = torch.tanh(x), x.mean(1, keepdim=True)
-        z = torch.where(x > 0.3, x, y) + torch.where(y <= x * 0.5, 0.25, x)
-        z = z + x.masked_fill(x < -0.5, -0.75) * torch.where(x != 0.1, 7.0, 2.0)
-        return z + torch.where(mean >= x, x - 1.0, mean)
-
-
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "resnet": (ResNet, (2, 3, 20, 20)),
     "inception": (Inception, (1, 3, 9, 8)),
@@ -221,7 +212,6 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "mobile": (Mobile, (1, 4, 5, 6)),
     "upsampling": (Upsampling, (1, 3, 6, 8)),
     "gru": (Gru, (2, 3, 4)),
-    "choices": (Choices, (2, 3, 5, 4)),
 }
 
 
@@ -253,6 +243,10 @@ class Response(nn.Module):
 
 
 MODELS["response"] = (Response, (2, 7, 5, 6))
+SAMPLES = {kind: nest.sample for kind, nest in Nest.KINDS.items() if nest.sample is not None}
+"""The models by which kinds of engines say that they are to be tested, wherever models are."""
+assert not MODELS.keys() & SAMPLES.keys()
+MODELS |= SAMPLES
 
 
 def graph_of(model: nn.Module, *args: Tensor) -> Graph:

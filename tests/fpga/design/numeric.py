@@ -5,7 +5,7 @@ Independent of the C++: it follows the docstrings of the nests. Streams are arra
 """
 
 from collections.abc import Callable, Sequence
-from functools import singledispatch
+from functools import partial, singledispatch
 from typing import Any
 
 import numpy as np
@@ -13,19 +13,19 @@ import torch
 from numpy.typing import NDArray
 
 from pipec.backends.fpga.design import StageDesign, Stream
-from pipec.backends.fpga.engines.base import Engine
+from pipec.backends.fpga.engines.base import Engine, Layer, Rows
 from pipec.backends.fpga.engines.gear import Dwc
 from pipec.backends.fpga.engines.map import Map
 from pipec.backends.fpga.engines.matmul import Matmul
 from pipec.backends.fpga.engines.memory import Gather, Load
 from pipec.backends.fpga.engines.mvu import Mvu
 from pipec.backends.fpga.engines.norm import Norm
+from pipec.backends.fpga.engines.parts import Table
 from pipec.backends.fpga.engines.perm import Perm
 from pipec.backends.fpga.engines.reduce import Reduce
 from pipec.backends.fpga.engines.route import Concat, Const, Fork, Repeat, Slice
 from pipec.backends.fpga.engines.swg import Swg
 from pipec.backends.fpga.engines.vvu import Vvu
-from pipec.backends.fpga.engines.where import Where
 
 Array = NDArray[Any]
 
@@ -44,7 +44,21 @@ def elements(array: Array, rows: int, channels: int) -> Array:
 
 @singledispatch
 def run(nest: Any, engine: Engine, args: Sequence[Array]) -> list[Array]:
-    raise TypeError(type(nest))
+    """A kind without a line here, as it says itself; its sample is compared with torch.
+
+    Its tables, if any, are rows cut into tokens.
+    """
+    assert isinstance(nest, Rows), type(nest)
+    tables = {w.role: Table(partial(_rows, engine, w.role, nest)) for w in engine.weights}
+    layer = Layer(engine.name, "", "", (), nest.rows, nest.channels, nest, tables=tables)
+    reads = [torch.from_numpy(elements(a, nest.rows, nest.channels)) for a in args]
+    found = nest.compute(layer, reads, lambda t: torch.from_numpy(t.values()))
+    return [tokens(found.numpy(), nest.lanes)]
+
+
+def _rows(engine: Engine, role: str, nest: Rows) -> Array:
+    found = table(engine, role)
+    return elements(found, found.size // (nest.cf * nest.lanes), nest.channels)
 
 
 def table(engine: Engine, role: str) -> Array:
@@ -129,15 +143,6 @@ _TWO: dict[str, Any] = {
     "min": np.minimum, "pow": np.power, "rsub": lambda x, y: y - x, "rdiv": lambda x, y: y / x,
     "rpow": lambda x, y: y**x,
 }  # fmt: skip
-
-
-@run.register
-def _where(n: Where, engine: Engine, args: Sequence[Array]) -> list[Array]:
-    known = dict(zip(n.streams, args, strict=True))
-    a, b, x, y = (known.get(k, getattr(n, k)) for k in "abxy")
-    compare = {"gt": np.greater, "ge": np.greater_equal, "lt": np.less, "le": np.less_equal,
-               "eq": np.equal, "ne": np.not_equal}[n.op]  # fmt: skip
-    return [np.where(compare(a, b), x, y)]
 
 
 @run.register

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from pipec.backends.fpga.engines.base import run_table
 from pipec.backends.fpga.engines.mvu import Mvu
+from pipec.backends.fpga.engines.network import MemoryPorts, Network
 from pipec.backends.fpga.engines.norm import Norm
 from pipec.backends.fpga.engines.route import Concat
+from pipec.backends.fpga.engines.view import View, indices, permutation
 from pipec.backends.fpga.folding import design_at
 from pipec.backends.fpga.lowering.lower import lower
-from pipec.backends.fpga.lowering.network import MemoryPorts, Network
-from pipec.backends.fpga.lowering.view import View, indices, permutation
 from pipec.backends.fpga.runs import tokens
 from pipec.errors import BackendError
 from tests.fpga.design.models import MODELS, graph_of, made

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from pipec.backends.fpga.banks import blocks_of
 from pipec.backends.fpga.cycles import network_of, steady_state
 from pipec.backends.fpga.demand import Demands, bits_beside
+from pipec.backends.fpga.engines.network import Network
 from pipec.backends.fpga.fifo import deepened
 from pipec.backends.fpga.lowering.lower import lower
-from pipec.backends.fpga.lowering.network import Network
 from pipec.backends.fpga.search import Board, Search, bound, deep_fifos
 from pipec.cluster.presets import PRESETS
 from tests.fpga.design.models import graph_of

@@ -14,11 +14,11 @@ from torch import Tensor
 from pipec.backends.fpga.design import Port, StageDesign, Stream
 from pipec.backends.fpga.emit.stage import Golden, write_stage
 from pipec.backends.fpga.engines.base import Layer
+from pipec.backends.fpga.engines.network import Network
 from pipec.backends.fpga.fifo import sized
 from pipec.backends.fpga.folding import design_at
 from pipec.backends.fpga.inference import Accuracy, measure, of_golden
 from pipec.backends.fpga.lowering.lower import lower
-from pipec.backends.fpga.lowering.network import Network
 from pipec.backends.fpga.numbers import decoded, encoded, roundoff
 from pipec.backends.fpga.quantise.bound import Bound, bounds_of
 from pipec.backends.fpga.quantise.execute import Chain

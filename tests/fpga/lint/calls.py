@@ -4,8 +4,9 @@ import re
 from collections.abc import Iterator
 
 from pipec.backends.fpga.cpp import identifier
+from pipec.backends.fpga.engines.base import Engine, Nest, Unit
 from pipec.backends.fpga.engines.tiles import ceil_div
-from pipec.backends.fpga.stagejson import Json
+from pipec.backends.fpga.stagejson import Json, nest_of
 from pipec.backends.fpga.tables import BEAT_BYTES
 from tests.fpga.lint.source import Block, Finding
 
@@ -17,10 +18,8 @@ _FUNCTIONS = {
     "gather": {"gather"}, "load": {"load"}, "map": {"map1", "map2"}, "matmul": {"matmul"},
     "perm": {"perm", "perm_words", "transpose"}, "reduce": {"reduce"}, "repeat": {"repeat"},
     "slice": {"slice"}, "swg": {"swg_line", "swg_ring"}, "vvu": {"vvu"},
-    "where": {"where"},
 }  # fmt: skip
-"""Kind of engine to its functions, where more than the kind does not matter; kinds of training,
-whose calls have other arguments too, are left out."""
+"""Kind of engine to its functions, where more than the kind does not matter."""
 
 
 def check_calls(file: str, region: Block, record: Json) -> Iterator[Finding]:
@@ -97,14 +96,25 @@ def _functions(engine: Json) -> set[str] | None:
         return {"mvu_block" if nest["block"] > 1 else f"mvu_{nest['order'].lower()}"}
     if engine["kind"] == "norm":
         return {nest["op"].removeprefix("log_")}
+    if engine["kind"] in Nest.KINDS and Nest.KINDS[engine["kind"]].sample is not None:
+        return {_unit(engine).function}
     return _FUNCTIONS.get(engine["kind"])
+
+
+def _unit(engine: Json) -> Unit:
+    """How a kind says that it is called, of what ``stage.json`` says of an engine."""
+    nest, reads, writes = nest_of(engine), tuple(engine["inputs"]), tuple(engine["outputs"])
+    return nest.unit(Engine(engine["name"], nest, reads, writes, dtype=engine["numbers"]["dtype"]))
 
 
 def _order(engine: Json) -> list[str]:
     """Streams as the engine's function takes them."""
     reads, writes = ([identifier(s) for s in engine[end]] for end in ("inputs", "outputs"))
-    if engine["kind"] in ("concat", "where"):
+    if engine["kind"] == "concat":
         return [*writes, *reads]
+    if engine["kind"] in Nest.KINDS and Nest.KINDS[engine["kind"]].sample is not None:
+        leading = _unit(engine).leading
+        return [*reads[:leading], *writes, *reads[leading:]]
     if engine["kind"] == "mvu":  # weights that are streamed come behind the result
         return [*reads[:1], *writes, *reads[1:]]
     return [*reads, *writes]

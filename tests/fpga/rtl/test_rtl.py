@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from benchmarks.rtl.__main__ import wrong_values
-from benchmarks.rtl.cases import Case, cases
+from benchmarks.rtl.cases import Case, cases, sample_cases
 from benchmarks.rtl.compare import Comparison, compare
 from benchmarks.rtl.finn import MEASURED
 from benchmarks.rtl.generate import quiet_limit, stage_verilog, write_reference
@@ -34,6 +34,8 @@ EXACT = [
     "mac01", "mac07", "mac12", "mac17", "window09", "window11", "window14", "window16", "fifo04",
     "fifo08", "fifo19", "fifo20", "tile02", "tile10", "norm04", "cell03", "cell06", "stage04",
 ]  # fmt: skip
+SAMPLES = [c.name for c in sample_cases()]
+"""Kinds of engines that say how they are to be tested."""
 RIGID = ["rigid04", "rigid18", "rigid22", "rigid36", "rigid38", "rigid40", "rigid46", "rigid64"]
 
 needs_icarus = pytest.mark.skipif(
@@ -48,7 +50,7 @@ def bench_of(case: Case) -> Bench:
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Observed]:
     found = dict[str, Observed]()
-    for name in [*EXACT, *RIGID, "ports02"]:
+    for name in [*EXACT, *RIGID, *SAMPLES, "ports02"]:
         folder = tmp_path_factory.mktemp(name)
         found |= run([bench_of(CASES[name])], folder, Simulator.ICARUS, values=True)
     return found
@@ -58,7 +60,7 @@ def test_the_list_has_enough_configurations_with_unique_names() -> None:
     assert len(CASES) == len(cases()) >= 60
     groups = {case.group for case in CASES.values()}
     wanted = {"mac", "window", "fifo", "tile", "norm", "cell", "ports", "rigid", "stage"}
-    assert groups == wanted
+    assert groups == wanted | {name.rstrip("0123456789") for name in SAMPLES}
 
 
 @needs_icarus
@@ -99,6 +101,20 @@ def test_rigid_pipelines_are_exact(name: str, seen: Mapping[str, Observed]) -> N
     )
     assert free.different  # the styles differ, so being exact says something
     assert swapped.different or not swapped.same_verdict
+
+
+@needs_icarus
+@pytest.mark.parametrize("name", SAMPLES)
+def test_what_kinds_say_of_themselves_is_exact(name: str, seen: Mapping[str, Observed]) -> None:
+    bench = bench_of(CASES[name])
+    assert not isinstance(bench.subject, Tile)
+    found = compare(bench, seen[name])
+    assert found.exact
+    inner = [f for f in bench.subject["fifos"] if f["from"] and f["to"]]
+    assert (found.handshakes > 100) == bool(inner)
+    tokens, wrong = wrong_values(bench, seen[name])
+    assert tokens
+    assert wrong == 0
 
 
 def deepened(record: Mapping[str, Any], by: int) -> dict[str, Any]:

@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 
 from pipec.autodiff.differentiate import differentiate
+from pipec.backends.fpga.engines.network import Network
 from pipec.backends.fpga.fifo import busiest
-from pipec.backends.fpga.lowering.network import Network
 from pipec.backends.fpga.search import Board, Search
 from pipec.backends.fpga.training.kernels import networks_of
 from pipec.backends.fpga.training.phases import phases_of

@@ -1,9 +1,10 @@
-"""The network of layers while it is being built, and how op handlers build it."""
+"""The network of layers while it is being built, and how handlers of ops build it."""
 
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any, TypeVar
 
 import torch
@@ -11,12 +12,13 @@ from torch import fx
 
 from pipec.backends.fpga.arithmetic import arithmetic
 from pipec.backends.fpga.engines.base import Layer, Nest, Use
+from pipec.backends.fpga.engines.constants import Constants, shape_of
 from pipec.backends.fpga.engines.map import Map
 from pipec.backends.fpga.engines.parts import Table
 from pipec.backends.fpga.engines.perm import Perm
+from pipec.backends.fpga.engines.route import Repeat
 from pipec.backends.fpga.engines.steps import MapStep
-from pipec.backends.fpga.lowering.constants import Constants
-from pipec.backends.fpga.lowering.view import View, permutation, standard_order
+from pipec.backends.fpga.engines.view import View, merged, permutation, standard_order, strides_of
 from pipec.backends.fpga.numbers import Int8
 from pipec.graph.ir import Graph, origin, tensors
 
@@ -193,6 +195,18 @@ class Builder:
         """Whether the argument is a value that arrives at run time."""
         return isinstance(node, fx.Node) and node not in self.constants
 
+    def number(self, node: object) -> float:
+        """The number that an argument is, a constant of one element too.
+
+        Raises:
+            UnsupportedError: It is none.
+        """
+        if isinstance(node, fx.Node) and math.prod(shape_of(node)) == 1:
+            node = self.constants.value(node).item()
+        if not isinstance(node, int | float):
+            raise UnsupportedError("a constant operand that is no number")
+        return float(node)
+
     def add(self, layer: Layer) -> str:
         """Append a layer; returns its edge (a unique name made of the layer's)."""
         name, k = layer.name, 1
@@ -319,6 +333,52 @@ class Builder:
         nest = Perm(math.prod(sizes[:same]), sizes[same:], order, value.channels, 1, channels, 1)
         return self.put(nest, node, (value.use(),), want, channels, suffix="_perm")
 
+    def together(self, node: fx.Node, streams: Sequence[Value]) -> tuple[Value, tuple[Use, ...]]:
+        """Operands of an elementwise op in the order of the first that is as large as its result.
+
+        That one in the shape of the result, and how all of them are read.
+
+        Raises:
+            UnsupportedError: None is as large.
+        """
+        shape, found = shape_of(node), list[Use]()
+        first = next((v for v in streams if v.view.numel == math.prod(shape)), None)
+        if first is None:
+            raise UnsupportedError("all operands broadcast")
+        first = first.reshape(shape)
+        for value in streams:
+            whole = value.view.numel == first.view.numel
+            same = (value if whole else self.broadcast(node, first, value)).reshape(shape)
+            found.append(self.reorder(node, same, first.view, first.channels).use(first.channels))
+        return first, tuple(found)
+
+    def broadcast(self, node: fx.Node, big: Value, small: Value) -> Value:
+        """``small`` repeated to the shape and order of ``big``: an engine per run of axes.
+
+        Whole rows where channels are no part of the run, else single elements (of each, one per
+        cycle).
+        """
+        rank = len(big.view.shape)
+        shape = (1,) * (rank - len(small.view.shape)) + small.view.shape
+        pieces = big.view.by_axis()
+        if pieces is None:
+            raise UnsupportedError("a broadcast over a mixed element order")
+        strides = strides_of(shape)
+        kept = [(size, step * strides[axis]) for axis, size, step in pieces if shape[axis] > 1]
+        small = self.reorder(node, small, View(small.view.shape, merged(kept)), small.channels)
+        sizes = [size if shape[axis] > 1 else 1 for axis, size, _ in pieces]
+        runs = groupby(range(len(pieces)), key=lambda k: sizes[k] > 1)
+        missing = [list(run) for present, run in runs if not present]
+        for run in reversed(missing):  # the innermost first: what is outside is small as yet
+            times = math.prod(pieces[k][1] for k in run)
+            outer, inner = (math.prod(part) for part in (sizes[: run[0]], sizes[run[-1] + 1 :]))
+            channels = math.gcd(inner, small.channels, big.channels)
+            flat, nest = View.of((outer * times * inner,), (0,)), Repeat(outer, inner, times)
+            small = self.put(nest, node, (small.use(channels),), flat, channels, suffix="_repeat")
+            for k in run:
+                sizes[k] = pieces[k][1]
+        return dataclasses.replace(small, view=big.view)
+
     def in_order(self, node: fx.Node, value: Value, order: Sequence[int]) -> Value:
         """``value`` in this order of its axes, in rows of the last one."""
         shape = value.view.shape
@@ -345,9 +405,15 @@ H = TypeVar("H", bound=Handler)
 
 
 def lowers(*ops: str) -> Callable[[H], H]:
-    """Register a handler for ATen ops, named as `pipec.graph.ir.op_name` names them."""
+    """Register a handler for ATen ops, named as `pipec.graph.ir.op_name` names them.
+
+    Raises:
+        TypeError: Another one lowers such an op already.
+    """
 
     def register(handler: H) -> H:
+        if taken := HANDLERS.keys() & ops:
+            raise TypeError(f"{handler.__module__} lowers {taken}, as another file does already")
         HANDLERS.update(dict.fromkeys(ops, handler))
         return handler
 
