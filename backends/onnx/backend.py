@@ -112,11 +112,7 @@ class OnnxBackend(Backend):
             self._write_source(plan, directory, assembly)
 
     def _write_source(self, plan: Plan, directory: Path, assembly: Assembly) -> None:
-        """Write the file's own nodes; with open axes, run them at other sizes too.
-
-        Raises:
-            PipecError: A stage is refused, or differs from the file at another size.
-        """
+        """Write the file's own nodes; with open axes, run them at other sizes too."""
         _write(directory, assembly.stages())
         if assembly.axes.open:
             emitted = self.load(plan, directory)

@@ -133,11 +133,7 @@ class TorchBackend(Backend):
         return Emitted(self._stages(plan, axes), _tolerance(plan), traced=True, axes=axes)
 
     def _tried(self, plan: Plan, axes: Axes) -> list[StageRunner]:
-        """Every stage for any size of some axes, once exported if it is to be.
-
-        Raises:
-            BackendError: torch.export fixes one of these sizes.
-        """
+        """Every stage for any size of some axes, once exported if it is to be."""
         for stage in plan.stages if plan.options.get("pt2") else ():
             export_stage(_open_stage(plan, axes, stage.index), named=True)
         return self._stages(plan, axes)

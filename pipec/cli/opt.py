@@ -162,11 +162,7 @@ _DECISIONS: dict[Fact, dict[str, object]] = {
 
 
 def _undecided(plan: Plan, pipeline: Sequence[Pass]) -> Plan:
-    """The plan without what the passes decide, which they would keep as it is otherwise.
-
-    Raises:
-        PassError: The plan is cut already, and what a pass decides is in its stages.
-    """
+    """The plan without what the passes decide, which they would keep as it is otherwise."""
     known = plan.facts()
     for p in pipeline:
         for fact in sorted((p.provides - p.requires) & known):

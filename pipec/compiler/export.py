@@ -132,11 +132,7 @@ def _torch(split: Split) -> str:
 
 
 def _torchtitan(split: Split) -> str:
-    """Modules of every stage, of a configuration in Python as torchtitan 0.3 reads it.
-
-    Raises:
-        PartitionError: A layer is neither the model's child nor in a list that is.
-    """
+    """Modules of every stage, of a configuration in Python as torchtitan 0.3 reads it."""
     inner = [n for part in split.parts for n in part if not re.fullmatch(r"\w+(\.\d+)?", n)]
     if inner:
         raise PartitionError(

@@ -104,11 +104,7 @@ def _planned(shape: Shape) -> tuple[int, ...]:
 def _sized(
     program: ExportedProgram, shapes: Mapping[str, Shape], options: LoadOptions
 ) -> dict[str, tuple[int, ...]]:
-    """Shapes of all inputs that follow from those which the options give; none if they give none.
-
-    Raises:
-        FrontendError: One is of no input, or not one that the program takes.
-    """
+    """Shapes of all inputs that follow from those which the options give; none if none is given."""
     sizes: dict[Any, int] = {}
     for name, given in options.shapes.items():
         declared = shapes.get(name)

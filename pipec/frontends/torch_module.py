@@ -149,11 +149,7 @@ def _eager(flat: Flat, options: LoadOptions) -> list[str]:
 
 
 def _own_loss(outputs: object) -> object:
-    """The loss of a model that computes its own: ``outputs.loss``, or all that it returns.
-
-    Raises:
-        NoLossError: That is not one floating point number.
-    """
+    """The loss of a model that computes its own: ``outputs.loss``, or all that it returns."""
     loss = getattr(outputs, "loss", outputs)
     if isinstance(outputs, Mapping) and "loss" in outputs:
         loss = outputs["loss"]

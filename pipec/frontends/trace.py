@@ -243,11 +243,7 @@ _CONTROL_FLOW = frozenset({"cond", "while_loop", "scan", "map_impl", "associativ
 
 
 def _refuse_control_flow(program: ExportedProgram, hint: str) -> None:
-    """Say which branch or loop of run time the model has, or which number of run time.
-
-    Raises:
-        FrontendError: It has one; a flat graph runs every node once, on tensors.
-    """
+    """Say which branch or loop of run time the model has, or which number of run time."""
     for n in program.graph.nodes:
         name = getattr(n.target, "__name__", "")
         if name == "item.default" and n.users:

@@ -76,11 +76,7 @@ class Traces:
 
 
 def _check_constants(first: Graph, other: Graph) -> None:
-    """See that what the model was given as constants is the same at other sizes.
-
-    Raises:
-        GraphError: A constant is not.
-    """
+    """See that what the model was given as constants is the same at other sizes."""
     for i in first.inputs_of(InputKind.CONSTANT):
         a, b = first.weights[i.name], other.weights.get(i.name)
         if b is None or a.shape != b.shape or not torch.equal(a, b):

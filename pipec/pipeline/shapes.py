@@ -169,11 +169,7 @@ class Retraced:
 
 
 def _stage_of(graph: Graph, plan: Plan) -> dict[str, int]:
-    """The stage of every node of a graph of the plan's model.
-
-    Raises:
-        PlanError: A node reads weights that no stage behind its operands holds.
-    """
+    """The stage of every node of a graph of the plan's model."""
     assert plan.partition is not None
     before = plan.partition.stage_of
     if [(n.name, n.target) for n in graph.calls] == [(n.name, n.target) for n in plan.graph.calls]:

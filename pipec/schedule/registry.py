@@ -204,11 +204,7 @@ def _made(
 
 
 def _built(made: object, name: str, microbatches: int) -> Schedule:
-    """What a generator gave as a schedule: it may give plain rows, of actions or of their text.
-
-    Raises:
-        ScheduleError: It is neither.
-    """
+    """What a generator gave as a schedule: it may give plain rows, of actions or of their text."""
     if isinstance(made, Schedule):
         return made
     if not isinstance(made, list | tuple) or not all(isinstance(r, list | tuple) for r in made):

@@ -183,11 +183,7 @@ def _skeleton(evaluation: Evaluation) -> list[object]:
 
 
 def _check_branches(growth: Growth) -> None:
-    """See that no If that was replaced by one of its branches chooses it by a size.
-
-    Raises:
-        FrontendError: One does.
-    """
+    """See that no If that was replaced by one of its branches chooses it by a size."""
     for k, node in enumerate(growth.evaluations[0].model.written.proto.graph.node):
         if node.op_type == "If" and node.input[0] in growth.computed:
             raise FrontendError("a branch is chosen by its size", where=describe(node, k))

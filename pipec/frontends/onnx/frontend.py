@@ -186,11 +186,7 @@ def _recorded(evaluation: Evaluation) -> Traced:
 
 
 def _with_loss(graph: Graph, where: str) -> Graph:
-    """The graph with its only output, one floating point number, taken for the loss.
-
-    Raises:
-        NoLossError: The file ends in something else.
-    """
+    """The graph with its only output, one floating point number, taken for the loss."""
     ends = [tensor(graph.node(o.node)) for o in graph.outputs]
     if len(ends) != 1 or ends[0].numel() != 1 or not ends[0].is_floating_point():
         raise NoLossError(

@@ -249,11 +249,7 @@ class Interpreter:
         )
 
     def _demand(self, need: NeedKnown, values: list[Value]) -> None:
-        """Ask for a restart where what must be known follows from initialisers and small inputs.
-
-        Raises:
-            Demand: With their names.
-        """
+        """Ask for a restart where what must be known follows from initialisers and small inputs."""
         needed = need.value if isinstance(need.value, Tensor) else None
         found = self.sources([needed]) or self.sources(values)
         if found and found <= self.bindable:

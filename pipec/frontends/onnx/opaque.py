@@ -70,9 +70,6 @@ def _types(ctx: Context, model: onnx.ModelProto) -> list[Type]:
     """Types of the node's outputs: by ONNX shape inference where the op has one.
 
     Most of ``ai.onnx.ml`` has a schema without one; what its ops yield never depends on data.
-
-    Raises:
-        Refused: They depend on data, or nothing tells them.
     """
     if _has_schema(ctx):
         try:
@@ -90,9 +87,6 @@ def _loop_types(ctx: Context, unit: onnx.ModelProto, carried: Sequence[Value]) -
         ctx: The loop.
         unit: The model of the loop alone, which says what it reads.
         carried: Initial values of what it carries.
-
-    Raises:
-        Refused: An iteration changes a shape, or rows are stacked, as many as iterations.
     """
     body = onnx.GraphProto()
     body.CopyFrom(ctx.attr("body"))

@@ -134,11 +134,7 @@ class ModelFile:
         return self._files[path]
 
     def _region(self, proto: TensorProto) -> tuple[Path, int]:
-        """File and offset of an external tensor, checked.
-
-        Raises:
-            FrontendError: The file is missing, outside the model's folder, or too short.
-        """
+        """File and offset of an external tensor, checked."""
         where, need = f"{self.where}, initialiser {proto.name}", tensor_bytes(proto)
         try:
             info = ExternalDataInfo(proto)
