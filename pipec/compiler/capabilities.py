@@ -22,7 +22,6 @@ class Prepares(Protocol):
         self, settings: Mapping[str, object], example_inputs: Mapping[str, torch.Tensor]
     ) -> dict[str, object]:
         """What the plan must remember, of the options that were given."""
-        ...
 
 
 @runtime_checkable
@@ -31,7 +30,6 @@ class Costs(Protocol):
 
     def cost_model(self, cluster: Cluster) -> CostModel:
         """How it times a node on a device."""
-        ...
 
 
 @runtime_checkable
@@ -42,7 +40,6 @@ class TimesNodes(Protocol):
         self, graph: Graph, inputs: Mapping[str, torch.Tensor], runs: int
     ) -> dict[str, float]:
         """Seconds of every call on this machine's processor; nothing where torch may time it."""
-        ...
 
 
 @runtime_checkable
@@ -57,7 +54,6 @@ class Cuts(Protocol):
             count: Number of stages, on the first devices of the cluster.
             free_order: The devices may be put into another order.
         """
-        ...
 
 
 @runtime_checkable
@@ -66,7 +62,6 @@ class Remarks(Protocol):
 
     def remarks(self, plan: Plan, directory: Path) -> Sequence[str]:
         """What a user should know, a line each."""
-        ...
 
 
 @runtime_checkable
@@ -81,7 +76,6 @@ class Draws(Protocol):
 
     def draw(self, stage: Stage, path: Path) -> None:
         """Write the stage."""
-        ...
 
 
 @runtime_checkable
@@ -96,7 +90,6 @@ class Cycles(Protocol):
         Raises:
             BackendError: An artifact is damaged.
         """
-        ...
 
     def check_cycles(self, plan: Plan, directory: Path) -> Sequence[TimedCheck]:
         """Run what was emitted, the cycle of every handshake noted, beside the simulator.
@@ -104,7 +97,6 @@ class Cycles(Protocol):
         Raises:
             BackendError: An artifact is damaged.
         """
-        ...
 
     def engines(
         self,
@@ -121,7 +113,6 @@ class Cycles(Protocol):
             simulated: What `cycles` found, or nothing.
             reports: Where a vendor's tool left its reports; within the directory if not given.
         """
-        ...
 
 
 def model_of(target: object, cluster: Cluster) -> CostModel:

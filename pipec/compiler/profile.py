@@ -108,7 +108,6 @@ class Profiles(Protocol):
         compute: Device | None = None,
     ) -> Profile:
         """Stages, and messages where there are several ranks; the same on every rank."""
-        ...
 
 
 def node_costs(

@@ -74,7 +74,6 @@ class Trains(Protocol):
         seed: int,
     ) -> list[Comparison]:
         """Gradients and updates of the emitted stages against autograd and the optimizer."""
-        ...
 
 
 @runtime_checkable
@@ -98,7 +97,6 @@ class Streams(Protocol):
             PlanError: The plan was made of another model.
             BackendError: A stage fails.
         """
-        ...
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ class CostModel(Protocol):
 
     def seconds(self, node: fx.Node, cost: NodeCost, device: Device) -> float:
         """Forward seconds of ``node`` for one microbatch on ``device``."""
-        ...
 
 
 class Roofline:
