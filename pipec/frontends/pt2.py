@@ -1,6 +1,6 @@
 """The ``.pt2`` front end: a program that `torch.export.save` wrote."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -88,7 +88,7 @@ def _loaded(program: ExportedProgram, options: LoadOptions, source: Source) -> L
     loss = None
     if options.with_loss:
         loss = _loss(program, outputs, source.location)
-    original = _Original(program, list(inputs))
+    original = _original(program, list(inputs))
     naming = Naming(list(inputs), outputs, tied=_tied(program.state_dict), loss=loss)
 
     def graph(inputs: Mapping[str, Tensor]) -> Graph:
@@ -140,21 +140,20 @@ def _tied(state: Mapping[str, Tensor]) -> dict[str, tuple[str, ...]]:
     return {first: tuple(other) for first, *other in names.values() if other}
 
 
-class _Original:
-    """The program as saved, on inputs by name."""
+def _original(
+    program: ExportedProgram, names: Sequence[str]
+) -> Callable[[Mapping[str, Tensor]], dict[str, Tensor]]:
+    """The program as saved, on inputs by name; buffers that it updates are put back."""
+    module = program.module(check_guards=False)
 
-    def __init__(self, program: ExportedProgram, inputs: list[str]) -> None:
-        self._module = program.module(check_guards=False)
-        self._program, self._inputs = program, inputs
-
-    def __call__(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Run it; buffers that it updates are put back."""
-        missing = [name for name in self._inputs if name not in inputs]
+    def run(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        missing = [name for name in names if name not in inputs]
         if missing:
             raise FrontendError("inputs are missing", got=", ".join(missing))
-        copies = {name: inputs[name].clone() for name in self._inputs}
-        args, kwargs = arguments(self._program, copies)
-        buffers = {k: b.clone() for k, b in self._module.named_buffers()}
+        args, kwargs = arguments(program, {name: inputs[name].clone() for name in names})
+        buffers = {k: b.clone() for k, b in module.named_buffers()}
         with torch.no_grad(), user_code("the model raised"):
-            result = torch.func.functional_call(self._module, buffers, args, dict(kwargs))
+            result = torch.func.functional_call(module, buffers, args, dict(kwargs))
         return named_tensors(result)
+
+    return run

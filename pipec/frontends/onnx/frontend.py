@@ -64,7 +64,7 @@ class OnnxFrontend(Frontend):
         original = Original(evaluation.model.written, evaluation.inputs)
         if loss:
             graph = graph_of(evaluation, source, loss)
-            return Loaded(graph, {**traced, **loss.inputs}, _OriginalLoss(original, loss))
+            return Loaded(graph, {**traced, **loss.inputs}, _loss_of(original, loss))
         graph = graph_of(evaluation, source)
         told = _told_apart(graph, evaluation)
         inner = Original(evaluation.model.written, evaluation.inputs, told) if told else None
@@ -284,27 +284,16 @@ class Original:
         return {n: to_tensor(np.asarray(a)) for n, a in zip(self._told, found, strict=True)}
 
 
-class _OriginalLoss:
-    """The loss of what the model file computes.
+def _loss_of(model: Original, loss: Loss) -> Callable[[Mapping[str, Tensor]], dict[str, Tensor]]:
+    """The loss of what the model file computes, as ``loss``, for inputs and targets by name."""
 
-    Args:
-        model: Its outputs by name.
-        loss: Called with the tuple of its outputs.
-    """
-
-    def __init__(self, model: Original, loss: Loss) -> None:
-        self._model, self._loss = model, loss
-
-    def __call__(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The loss, as ``loss``, for inputs and targets by name.
-
-        Raises:
-            FrontendError: onnxruntime refuses the model or the inputs, or the loss raises.
-        """
-        targets = {n: inputs[n] for n in self._loss.inputs}
-        found = self._model({n: t for n, t in inputs.items() if n not in targets})
+    def run(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        targets = {n: inputs[n] for n in loss.inputs}
+        found = model({n: t for n, t in inputs.items() if n not in targets})
         with user_code("the loss raised"):
-            return {"loss": self._loss(tuple(found.values()), list(targets.values()))}
+            return {"loss": loss(tuple(found.values()), list(targets.values()))}
+
+    return run
 
 
 def _told_apart(graph: Graph, evaluation: Evaluation) -> dict[str, str]:
