@@ -72,7 +72,6 @@ def _timeline(thing: Plan | Timeline, ending: str) -> str:
 
 
 def _rendered(graph: Graph) -> str:
-    """A graph as Graphviz draws it."""
     if shutil.which("dot") is None:
         raise PipecError("Graphviz is not installed", got="no command dot", hint="write .dot")
     done = subprocess.run(

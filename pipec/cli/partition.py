@@ -118,7 +118,6 @@ def _links(workload: "Workload", devices: int, given: dict[str, Any]) -> "Link |
 
 
 def _replicated(workload: "Workload", given: dict[str, Any]) -> None:
-    """PipeDream's planner."""
     from pipec.partition.replicas.plan import plan_replicated
     from pipec.partition.replicas.recurrence import Level
 
@@ -229,7 +228,6 @@ def _devices(workload: "Workload", given: dict[str, Any]) -> "list[Device]":
 def _facts(
     graph: "CostGraph", devices: "list[Device]", cut: "CutResult", seconds: float
 ) -> dict[str, object]:
-    """The result as plain data; stages stand in pipeline order."""
     return {
         "problem": _problem(cut),
         "max_load": cut.max_load,

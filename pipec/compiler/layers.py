@@ -131,7 +131,6 @@ def whole_layers(graph: Graph, layers: Layers) -> IntArray:
 
 
 def _stages(layers: Layers, layout: Layout) -> IntArray:
-    """Stage of every layer."""
     numbered = np.repeat(np.arange(len(layout.layers)), layout.layers)
     first, end = layers.ends
     found = np.zeros(len(layers.names), np.int64)

@@ -352,13 +352,11 @@ def _rows(plan: Plan) -> dict[str, Schedule]:
 
 
 def _merged(parts: Sequence[Mapping[str, StageCost]]) -> dict[str, StageCost]:
-    """Means of what was measured of equal stages."""
     keys = dict.fromkeys(key for part in parts for key in part)
     return {key: _mean([part[key] for part in parts if key in part]) for key in keys}
 
 
 def _mean(costs: Sequence[StageCost]) -> StageCost:
-    """Means of the times; bytes are the same."""
     names = [f.name for f in fields(StageCost) if f.type is Figure]
     times = {name: statistics.fmean(getattr(c, name) for c in costs) for name in names}
     return StageCost(**{**asdict(costs[0]), **times})

@@ -77,7 +77,6 @@ def call_loss(spec: str, seed: int) -> Loss:
 
 
 def _called(function: Any, spec: str, seed: int, gives: str = _MODEL) -> object:
-    """What a user's function returns."""
     hint = f"it is called without arguments, and returns {gives}"
     with torch.random.fork_rng(devices=[]), user_code(f"{spec} raised", hint):
         torch.manual_seed(seed)
@@ -85,7 +84,6 @@ def _called(function: Any, spec: str, seed: int, gives: str = _MODEL) -> object:
 
 
 def _named(spec: str) -> Any:
-    """The callable that ``spec`` names."""
     match = _SPEC.fullmatch(spec)
     if match is None:
         raise FrontendError(

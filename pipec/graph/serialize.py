@@ -164,7 +164,6 @@ def _value_type(value: object, n: fx.Node) -> object:
 
 
 def _encode(value: object, n: fx.Node) -> object:
-    """One argument as JSON."""
     if value is None or isinstance(value, bool | int):
         return value
     if isinstance(value, fx.Node):

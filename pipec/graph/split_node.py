@@ -127,7 +127,6 @@ def _call(
 
 
 def _layer(graph: Graph, node: fx.Node) -> _Layer | None:
-    """The node as a layer that can be split; None if it is none."""
     make = _LAYERS.get(node.target) if isinstance(node.target, OpOverload) else None
     layer = make(node) if make and not node.kwargs else None
     if layer is None or layer.channels < 2:

@@ -85,5 +85,4 @@ def _is_made_again(view: fx.Node, viewed: fx.Node) -> bool:
 
 
 def _readers(node: fx.Node) -> list[fx.Node]:
-    """Calls that read a node, in topological order."""
     return sorted(u for u in node.users if u.op == "call_function")

@@ -420,7 +420,6 @@ class Pipeline:
         return list(self._evaluations).index(shape), self._counts_of(program.plan.graph)
 
     def _outputs(self, runner: Runner, result: Result, shares: Shares) -> Tensors:
-        """The rows of every output on rank 0."""
         named = {f"{m:09} {n}": t for (m, n), t in result.outputs.items()}
         if not any(exchange(bool(named))):
             return {}

@@ -136,7 +136,6 @@ class StageRow(TypedDict):
 def _stages(
     plan: Plan, record: Json, directory: Path, allowed: Collection[str], mode: FakeTensorMode
 ) -> tuple[Stage, ...]:
-    """The stages of a plan, and what is stored of their training."""
     rows = convert(record["stages"], list[StageRow])
     cut = cut_stages(plan.graph, plan.home, len(rows), plan.channels)
     first, found = dict[str, tuple[Graph, Training]](), list[Stage]()

@@ -65,7 +65,6 @@ def _made_as_told(text: str, what: str, module: ModuleType, base: type) -> Calla
 
 
 def _named(text: str, what: str, module: ModuleType, base: type) -> tuple[Any, dict[str, Any]]:
-    """The class of a module that ``text`` names, and its options."""
     name, _, rest = text.partition(":")
     classes = {n.lower(): c for n, c in vars(module).items() if inspect.isclass(c)}
     known = {

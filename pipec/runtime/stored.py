@@ -70,7 +70,6 @@ def _tensor(file: Path, name: str) -> torch.Tensor:
 
 @contextmanager
 def _reading(file: Path) -> Iterator[None]:
-    """Turn what safetensors raises into words."""
     try:
         yield
     except (OSError, SafetensorError, KeyError, ValueError) as error:
@@ -78,7 +77,6 @@ def _reading(file: Path) -> Iterator[None]:
 
 
 def _files(path: Path) -> dict[str, Path]:
-    """The file of every tensor."""
     if not path.is_dir():
         return dict.fromkeys(_names(path), path)
     indices = sorted(path.glob(_INDEX))

@@ -157,7 +157,6 @@ def _taps(ctx: Context, at: Array, mode: str, size: int) -> Row:
 
 
 def _cubic(distance: Array, a: float) -> Array:
-    """Keys' cubic convolution kernel."""
     d = distance
     near = (a + 2) * d**3 - (a + 3) * d**2 + 1
     far = a * d**3 - 5 * a * d**2 + 8 * a * d - 4 * a
