@@ -91,11 +91,6 @@ class Training:
         return saved_values(self.F)
 
     @property
-    def kept(self) -> tuple[SavedValue, ...]:
-        """What I keeps for W, beyond the values of F that W reads."""
-        return saved_values(self.I)
-
-    @property
     def saved_bytes(self) -> int:
         """Bytes that one microbatch in flight keeps on the stage."""
         return sum(v.nbytes for v in self.saved)

@@ -72,11 +72,6 @@ class Partition:
     step_seconds: float = 0.0
 
     @property
-    def stages(self) -> int:
-        """Number of stages."""
-        return len(self.seconds)
-
-    @property
     def max_load(self) -> float:
         """Seconds of the slowest stage."""
         return max(self.seconds)

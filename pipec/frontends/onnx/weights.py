@@ -62,10 +62,6 @@ class Weights:
             real = constant_tensor(array)
         return self.add(name, real, kind)
 
-    def get(self, name: str) -> Tensor:
-        """What stands for a registered weight now."""
-        return self._live[name]
-
     def call(self, name: str, value: Value) -> None:
         """Remember that the arrays in ``value`` are called ``name``; the first name stays."""
         parts: Iterable[Tensor | Array] = leaves(value)
