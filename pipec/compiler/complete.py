@@ -15,18 +15,16 @@ from pipec.schedule.schedule import Schedule
 from pipec.schedule.steps import insert_reduce, insert_state, insert_steps
 
 
-def completed(compute: Schedule, plan: Plan, *, clipped: bool = False) -> Schedule:
+def completed(compute: Schedule, plan: Plan) -> Schedule:
     """A schedule of compute actions with everything else that a plan needs.
 
     Adds sends and receives of the plan's channels, copies of saved values that wait in host
     memory, reductions over replicas (which wait for the last backward, as the runtime's do), and
-    optimizer steps. In a schedule with a flush, devices that share a weight step together, and
-    all devices do if gradients are clipped together.
+    optimizer steps. In a schedule with a flush, devices that share a weight step together.
 
     Args:
         compute: What a generator made.
         plan: What it will run.
-        clipped: Whether the norm of all gradients together is limited.
 
     Raises:
         PlanError: The backward has other stages than the forward.
@@ -41,7 +39,6 @@ def completed(compute: Schedule, plan: Plan, *, clipped: bool = False) -> Schedu
         _channels(plan, training=compute.training),
         host_channels(plan.slots) if compute.training else [],
         tuple(shared_weights(plan)) if plan.differentiated else (),
-        clipped=clipped and plan.differentiated,
         state=plan.options.get(STATE_WAITS, 0),
     )
 
@@ -52,7 +49,6 @@ def assembled(
     slots: Sequence[Channel] = (),
     shared: Sequence[SharedWeight] = (),
     *,
-    clipped: bool = False,
     state: object = 0,
 ) -> Schedule:
     """`completed`, of what stages exchange.
@@ -62,7 +58,6 @@ def assembled(
         channels: What crosses between stages.
         slots: What waits in host memory.
         shared: Weights that several stages train.
-        clipped: Whether the norm of all gradients together is limited.
         state: Compute actions beside which the optimizer's state leaves, and comes back.
 
     Raises:
@@ -73,7 +68,7 @@ def assembled(
     if slots or any(c.kind is ChannelKind.H for c in schedule.channels):
         schedule = insert_offload(schedule, slots)
     if schedule.training:
-        joint = joint_devices(shared, schedule, clipped=clipped)
+        joint = joint_devices(shared, schedule)
         schedule = insert_steps(insert_reduce(schedule, overlap=False), joint)
         if isinstance(state, int) and state > 0:
             schedule = insert_state(schedule, state)

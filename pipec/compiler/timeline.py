@@ -10,7 +10,6 @@ REDUCE_GRAD        gradients of a stage          its replicas            where i
 STEP, with         the optimizer's state to the device and back, if it waits in host memory and no
                    OFFLOAD_O and FETCH_O copy it
                    of a shared weight            the stages that read    behind the rows of all
-                   the square of the norm        all, if clipped         behind the rows of all
 ```
 
 What devices add up takes what was measured of two, else a ring over the slowest of their links.
@@ -39,16 +38,14 @@ _K, _C = ActionKind, ChannelKind
 _BACKWARD = (_K.B, _K.I)
 _READER = {_C.F: (_K.F,), _C.B: _BACKWARD, _C.S: _BACKWARD, _C.H: _BACKWARD, _C.W: (_K.F,)}
 _WRITER = {_C.F: (_K.F,), _C.B: _BACKWARD, _C.S: (_K.F,), _C.H: (_K.F,), _C.W: (_K.STEP,)}
-_NORM_BYTES = 8
 
 
-def timeline_of(facts: Facts, order: Schedule | Prepared, *, clipped: bool = False) -> Timeline:
+def timeline_of(facts: Facts, order: Schedule | Prepared) -> Timeline:
     """Play a schedule with what is known of its stages.
 
     Args:
         facts: Of its stages.
         order: With communication inserted.
-        clipped: Whether the norm of all gradients is found before the steps.
 
     Raises:
         ScheduleError: It deadlocks at the channels' depths; the shortest cycle of waits is told.
@@ -64,37 +61,32 @@ def timeline_of(facts: Facts, order: Schedule | Prepared, *, clipped: bool = Fal
         ),
         host=copies(schedule, facts.cluster.devices),
         reduce=_reductions(facts, schedule),
-        step=_steps(facts, schedule, times, clipped=clipped),
+        step=_steps(facts, schedule, times),
         state=_state(facts, schedule) if schedule.state_beside else (),
     )
     return simulate(order, _with_processors(facts, schedule, times), facts.memory())
 
 
-def plan_timeline(plan: Plan, schedule: Schedule, *, clipped: bool = False) -> Timeline:
+def plan_timeline(plan: Plan, schedule: Schedule) -> Timeline:
     """`timeline_of` the plan's facts.
 
     Raises:
         PlanError: The stages are not timed.
         ScheduleError: As `timeline_of`.
     """
-    return timeline_of(plan_facts(plan), schedule, clipped=clipped)
+    return timeline_of(plan_facts(plan), schedule)
 
 
-def joint_devices(
-    shared: Sequence[SharedWeight], schedule: Schedule, *, clipped: bool = False
-) -> tuple[Devices, ...]:
+def joint_devices(shared: Sequence[SharedWeight], schedule: Schedule) -> tuple[Devices, ...]:
     """Sets of devices that add something up before they step.
 
     Args:
         shared: Weights that several stages train.
         schedule: What runs; without a flush there are none.
-        clipped: Whether all devices find the norm of all gradients.
     """
     place = schedule.placement
     if not schedule.rule.flush or not place.backward:
         return ()
-    if clipped:
-        return (_homes(place, range(len(place.backward))),)
     groups: list[set[int]] = []
     for _, stages in _shared(shared, place):
         group = set(_homes(place, stages))
@@ -170,7 +162,7 @@ def _reductions(facts: Facts, schedule: Schedule) -> tuple[float, ...]:
     return tuple(found)
 
 
-def _steps(facts: Facts, schedule: Schedule, times: Times, *, clipped: bool) -> tuple[float, ...]:
+def _steps(facts: Facts, schedule: Schedule, times: Times) -> tuple[float, ...]:
     """Seconds of a step per stage; the first that a device steps bears what it adds up before.
 
     A replica steps its share; that of the largest one counts.
@@ -186,10 +178,7 @@ def _steps(facts: Facts, schedule: Schedule, times: Times, *, clipped: bool) -> 
         found[stage] -= known.cost.step * (1 - _longest_share(known, devices))
     if facts.state_waits and not schedule.state_beside:
         found = [s + 2 * copy for s, copy in zip(found, _state(facts, schedule), strict=True)]
-    added = list(_shared(facts.shared, place))
-    if clipped:
-        added.append((_NORM_BYTES, list(range(len(place.backward)))))
-    for size, stages in added:
+    for size, stages in _shared(facts.shared, place):
         devices = _homes(place, stages)
         first = {min(s for s in stages if d in place.backward[s]) for d in devices}
         for stage in first:

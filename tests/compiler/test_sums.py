@@ -3,7 +3,6 @@
 import pytest
 
 from pipec.cluster.cluster import parse_cluster
-from pipec.compiler.complete import completed
 from pipec.compiler.facts import summed_bytes, trained_bytes
 from pipec.compiler.timeline import plan_timeline
 from pipec.cost.stage import MessageCost, StageCost
@@ -38,9 +37,9 @@ def timed(name: str, stages: int) -> Plan:
     return TimeStages().run(plan.replace(costs=costs, placement=place))
 
 
-def ends(plan: Plan, order: Schedule, *, clipped: bool = False) -> dict[str, tuple[float, float]]:
+def ends(plan: Plan, order: Schedule) -> dict[str, tuple[float, float]]:
     """Steps to when they begin and end."""
-    timeline = plan_timeline(plan, order, clipped=clipped)
+    timeline = plan_timeline(plan, order)
     every = (timeline.action(k) for k in range(len(order)))
     return {str(a): (begin, end) for a, begin, end in every if a.kind is ActionKind.STEP}
 
@@ -58,18 +57,6 @@ def test_devices_that_share_a_weight_step_together_after_its_sum() -> None:
     assert found["0STEP@1"] == (last[0], last[0] + 100 + 5)
     assert found["1STEP@1"] == (last[1], last[1] + 10)  # shares nothing, waits for nobody
     assert found["2STEP@1"] == (last[0], last[0] + 100 + 15)
-
-
-def test_clipping_lets_every_step_wait_for_the_norm() -> None:
-    plan = timed("mlp", 3)
-    plain = ends(plan, scheduled(plan, "1f1b", 2))
-    order = completed(generate("1f1b", 3, 2), plan, clipped=True)
-    assert order.joint == ((0, 1, 2),)
-    clipped = ends(plan, order, clipped=True)
-    ready = max(begin for begin, _ in plain.values())
-    step = {"0STEP@1": 5, "1STEP@1": 10, "2STEP@1": 15}
-    ring = 2 * 100  # three devices pass two parts on, twice
-    assert clipped == {name: (ready, ready + ring + step[name]) for name in step}
 
 
 def test_replicas_add_up_their_gradients_before_they_step() -> None:
