@@ -188,19 +188,19 @@ class Lock:
 
     _held: ClassVar[weakref.WeakValueDictionary[Path, "_Locked"]] = weakref.WeakValueDictionary()
 
-    def __init__(self, directory: Path, seconds: float = 10.0) -> None:
+    def __init__(self, directory: Path) -> None:
         place = directory.resolve()
-        self._locked = self._held.get(place) or _Locked(place, seconds)
+        self._locked = self._held.get(place) or _Locked(place)
         self._held[place] = self._locked
 
 
 class _Locked:
     """The system's lock of a directory (flock)."""
 
-    def __init__(self, directory: Path, seconds: float) -> None:
+    def __init__(self, directory: Path) -> None:
         descriptor = os.open(directory, os.O_RDONLY)
         weakref.finalize(self, os.close, descriptor)
-        last = time.monotonic() + seconds
+        last = time.monotonic() + 10.0  # seconds
         while True:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

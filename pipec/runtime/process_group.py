@@ -35,7 +35,6 @@ class ProcessGroupTransport(Transport):
         device: Where received tensors lie.
         groups: Sets of ranks that reduce together.
         timeout: How long to wait for another rank.
-        links: Links that get a group of their own; all ranks must name the same.
     """
 
     waits = True
@@ -45,13 +44,12 @@ class ProcessGroupTransport(Transport):
         device: torch.device,
         groups: Iterable[tuple[int, ...]],
         timeout: timedelta = PATIENCE,
-        links: Iterable[Link] = (),
     ) -> None:
         self._device, self._timeout = device, timeout
         self._staged = device.type != "cpu" and "nccl" not in dist.get_backend_config()
         self._groups: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
         self._links: dict[Link, dist.ProcessGroup] = {}
-        self.connect(groups, links)
+        self.connect(groups, ())
         self._coming: deque[Coming] = deque()
         self._posted: dict[Message, tuple[torch.Tensor, dist.Work | None]] = {}
         self._taken: Counter[str] = Counter()
@@ -68,7 +66,7 @@ class ProcessGroupTransport(Transport):
 
         Args:
             groups: Sets of ranks that reduce together.
-            links: Links that get a group of their own.
+            links: Links that get a group of their own; all ranks must name the same.
         """
         world = tuple(range(dist.get_world_size()))
         for members in sorted(set(groups) - self._groups.keys()):

@@ -18,6 +18,8 @@ from pipec.schedule.action import COMPUTE, Action, ActionKind
 
 Clock = Callable[[], float]
 _TIMED = (*COMPUTE, ActionKind.SEND_F, ActionKind.SEND_B)
+_TRIPS = 40
+"""Round trips of each size; half as many sums."""
 
 
 class Echo(Transport):
@@ -215,7 +217,6 @@ def measure_messages(
     sizes: Sequence[int],
     *,
     device: torch.device | None = None,
-    repeats: int = 40,
     handling: float = 0.0,
 ) -> MessageCost | None:
     """Messages to and fro between ranks 0 and 1, and sums of theirs; the others get None.
@@ -229,14 +230,13 @@ def measure_messages(
         rank: Which one it is.
         sizes: Bytes of the messages.
         device: Where they lie; the CPU if absent.
-        repeats: Round trips of each size; half as many sums.
         handling: Seconds of the interpreter for each end of a message.
     """
     if rank > 1:
         return None
     where, sizes = device or torch.device("cpu"), sorted(set(sizes))
-    trips = [_round_trips(transport, rank, size, where, repeats) for size in sizes]
-    sums = [_sums(transport, rank, size, where, max(2, repeats // 2)) for size in sizes]
+    trips = [_round_trips(transport, rank, size, where, _TRIPS) for size in sizes]
+    sums = [_sums(transport, rank, size, where, _TRIPS // 2) for size in sizes]
     share, handling = (0.5, handling) if where.type == "cpu" else (0.0, 0.0)
     ends = tuple(share * processor + handling for _, processor in trips)
     one_way = tuple(trip / 2 + 2 * handling for trip, _ in trips)

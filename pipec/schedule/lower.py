@@ -9,16 +9,13 @@ from pipec.schedule.schedule import Schedule
 from pipec.schedule.steps import insert_reduce, insert_steps
 
 
-def lower(
-    schedule: Schedule, *, depth: int | None = None, comm: str = "links", overlap: bool = True
-) -> Schedule:
+def lower(schedule: Schedule, *, depth: int | None = None, comm: str = "links") -> Schedule:
     """Offload, reductions, steps and communication on the schedule's own channels.
 
     Args:
         schedule: Compute actions; passes that ran already are not repeated.
         depth: Slots of every channel between devices; None for no limit, 0 for rendezvous.
         comm: Lanes of sends and receives (`LanePolicy.comm`).
-        overlap: Whether gradients are reduced beside the last backward.
 
     Example:
         >>> from pipec.schedule.registry import generate
@@ -31,7 +28,7 @@ def lower(
         schedule = insert_offload(schedule)
     if schedule.training and "steps" not in done:
         if "reduce" not in done:
-            schedule = insert_reduce(schedule, overlap=overlap)
+            schedule = insert_reduce(schedule)
         schedule = insert_steps(schedule)
     if "comm" in done:
         return schedule

@@ -5,8 +5,8 @@
 ```
 
 Copies run on their own lanes. A fetch is issued some compute actions before its backward, so that
-it runs beside them, and never before its own offload. The channel's depth says how many, and how
-many sets of saved values are on the device on each side.
+it runs beside them, and never before its own offload. The channel's depth says how many (1 where it
+has no limit), and how many sets of saved values are on the device on each side.
 
 ```text
 depth 0   F4 OFFLOAD4 FETCH0 B0             one set in all: out, then in, nothing beside them
@@ -33,16 +33,12 @@ from pipec.schedule.splice import Insertion, Values, splice
 from pipec.schedule.tables import Tables
 
 
-def insert_offload(
-    schedule: Schedule, slots: Sequence[Channel] | None = None, *, ahead: int | None = None
-) -> Schedule:
+def insert_offload(schedule: Schedule, slots: Sequence[Channel] | None = None) -> Schedule:
     """Add ``OFFLOAD`` and ``FETCH`` for saved values that wait in host memory.
 
     Args:
         schedule: Without offload.
         slots: Channels of kind H, one per slot; the schedule's own if absent.
-        ahead: Compute actions beside which a fetch may run, 0: it is issued last of all; the
-            depth of each slot if absent (1 where that has no limit).
 
     Raises:
         ScheduleError: Offload is there already, or a channel is no slot or does not fit.
@@ -68,7 +64,7 @@ def insert_offload(
             insertions.append(_copies(schedule, number, source, source, after=True))
             source, target = at.forward[channel.src], at.backward[channel.dst]
             depth = 1 if channel.depth is None else channel.depth
-            anchors = _issued(schedule, source, target, depth if ahead is None else ahead)
+            anchors = _issued(schedule, source, target, depth)
             if channel.depth is not None:
                 anchors = _not_too_early(schedule, target, anchors, depth)
             insertions.append(_copies(schedule, number, target, anchors, after=False))

@@ -47,15 +47,14 @@ TICKS = 12
 """Most ticks of the time axis."""
 
 
-def svg(timeline: Timeline, *, width: int | None = None, compute_only: bool = False) -> str:
+def svg(timeline: Timeline, *, compute_only: bool = False) -> str:
     """Draw every lane (or the compute lanes); an action without duration is left out.
 
     Args:
         timeline: What to draw.
-        width: Of the time axis, in pixels; if absent `WIDTH`, or more where labels need it.
         compute_only: Whether to leave out links, host copies and reductions.
     """
-    width = width or _wide_enough(timeline)
+    width = _wide_enough(timeline)
     lanes = timeline.lanes
     used = [n for n in range(len(lanes.names)) if _shown(timeline, n, compute_only)]
     used.sort(key=lambda n: (lanes.names[n].device, not _compute(timeline, n), lanes.names[n]))

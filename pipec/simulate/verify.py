@@ -8,13 +8,12 @@
 5. Every action uses the weight version that the rule says; one update's gradients are
    complete and stepped before those of the next are added to the same accumulators.
 6. All lanes run to their end at the given channel depths.
-7. No device holds more than its limit, where limits are given.
 
 A schedule that passes computes what its rule says, whatever the times: each action finds exactly
 the inputs and weights that it names (1, 2, 3, 5), and nothing waits for ever (6).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -28,32 +27,20 @@ from pipec.schedule.tables import Tables
 from pipec.simulate.complete import incomplete
 from pipec.simulate.deadlock import explain
 from pipec.simulate.engine import Prepared, run
-from pipec.simulate.memory import Memory
-from pipec.simulate.simulate import simulate
-from pipec.simulate.times import Times
 
 MOST = 20
 """Findings that one error tells."""
 
 
-def verify(
-    schedule: Schedule,
-    *,
-    times: Times | None = None,
-    memory: Memory | None = None,
-    limits: Sequence[float] | None = None,
-) -> None:
-    """Check the seven rules above.
+def verify(schedule: Schedule) -> None:
+    """Check the six rules above.
 
     Args:
         schedule: Of compute actions only, or with everything inserted.
-        times: For rule 7: when things are held depends on times.
-        memory: Bytes per stage, for rule 7.
-        limits: Bytes of each device, for rule 7.
 
     Raises:
         ScheduleError: With every finding of the first rules that fail, or the shortest cycle of
-            waits, or how far over its limit which device is.
+            waits.
 
     Example:
         >>> from pipec.schedule.registry import generate
@@ -64,8 +51,6 @@ def verify(
     result = run(prepared, lambda rows: np.ones(len(rows)))
     if result.heads:
         raise ScheduleError("the schedule deadlocks", **explain(prepared, result))
-    if times is not None and memory is not None and limits is not None:
-        _check_memory(schedule, times, memory, limits)
 
 
 def check(schedule: Schedule) -> None:
@@ -170,20 +155,3 @@ def _mixed_updates(schedule: Schedule) -> Iterator[str]:
         action = schedule[int(rows[order[index]])]
         belongs = f"belongs to update {wanted[order][index]}"
         yield f"{action} {belongs} but stands behind {made[index]} steps of its stage"
-
-
-def _check_memory(
-    schedule: Schedule, times: Times, memory: Memory, limits: Sequence[float]
-) -> None:
-    curves = simulate(schedule, times, memory).memory_curves
-    over = [(c.peak - limit, d) for d, (c, limit) in enumerate(zip(curves, limits, strict=True))]
-    worst, device = max(over)
-    if worst > 0:
-        parts = ", ".join(f"{n} {v:.4g}" for n, v in curves[device].at_peak.items() if v)
-        raise ScheduleError(
-            f"device {device} needs {worst:.4g} bytes more than it has",
-            where=schedule.name,
-            got=f"{curves[device].peak:.4g} bytes at the peak: {parts}",
-            want=f"{limits[device]:.4g} bytes",
-            hint="offload or recompute, a schedule with fewer microbatches in flight, more stages",
-        )

@@ -214,7 +214,8 @@ def with_a_group_per_link() -> dict[str, float]:
         order = scheduled(plan, "interleaved", 6, chunks=2)
         program, batch = Program.of(plan, order), batches(case, plan.graph)
         cpu = torch.device("cpu")
-        transport = ProcessGroupTransport(cpu, program.groups(), links=links(program))
+        transport = ProcessGroupTransport(cpu, ())
+        transport.connect(program.groups(), links(program))
         mine = Executor(program, rank, transport, batch, Settings(optimizer), plan.graph.weights)
         mine.start()
         while not mine.finished:

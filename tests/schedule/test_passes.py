@@ -102,8 +102,6 @@ def test_offload_copies_beside_compute() -> None:
     schedule = insert_offload(generate("gpipe", 1, 2), [slot])
     assert text(schedule) == ["0F0 0OFFLOAD0:x 0F1 0OFFLOAD1:x 0FETCH0:x 0FETCH1:x 0B0 0B1"]
     verify(lower(schedule))
-    late = insert_offload(generate("gpipe", 1, 2), [slot], ahead=0)
-    assert text(late) == ["0F0 0OFFLOAD0:x 0F1 0OFFLOAD1:x 0FETCH0:x 0B0 0FETCH1:x 0B1"]
 
 
 def test_slots_of_many_stages_take_few_columns() -> None:

@@ -15,6 +15,7 @@ from pipec.schedule.csv_form import from_csv
 from pipec.schedule.lower import lower
 from pipec.schedule.registry import generate
 from pipec.schedule.schedule import Schedule
+from pipec.schedule.steps import insert_reduce
 from pipec.simulate.deadlock import shortest_cycle
 from pipec.simulate.engine import WAVEFRONT_FROM, Prepared, run, wavefront, worklist
 from pipec.simulate.simulate import simulate
@@ -130,8 +131,8 @@ def test_reductions_beside_the_backward_or_behind_it() -> None:
     """DDP: overlapped, an update takes F + max(B, R); else F + B + R."""
     for reduce, beside, behind in ((1.0, 3.0, 4.0), (2.0, 3.0, 5.0), (5.0, 6.0, 8.0)):
         for overlap, each in ((True, beside), (False, behind)):
-            schedule = lower(generate("pipedream", 1, 12, replicas=[2]), overlap=overlap)
-            even = Times.uniform(1)
+            schedule = insert_reduce(generate("pipedream", 1, 12, replicas=[2]), overlap=overlap)
+            schedule, even = lower(schedule), Times.uniform(1)
             times = Times(even.compute, reduce=(reduce,))
             assert simulate(schedule, times).seconds == 6 * each
 

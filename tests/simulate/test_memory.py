@@ -73,7 +73,7 @@ def test_buffers_of_both_ends() -> None:
 def test_offload_trades_device_memory_for_copies() -> None:
     plain = generate("gpipe", 1, 8)
     slot = Channel(ChannelKind.H, 0, 0, "saved", 10, depth=2)
-    schedule = lower(insert_offload(plain, [slot], ahead=1))
+    schedule = lower(insert_offload(plain, [slot]))
     number = schedule.channels.index(slot)
     times = Times(Times.uniform(1).compute, host={number: 0.5})
     kept = simulate(lower(plain), times, Memory(saved=[10]))

@@ -12,7 +12,6 @@ from pipec.errors import ScheduleError
 from pipec.schedule.lower import lower
 from pipec.schedule.registry import generate
 from pipec.schedule.schedule import COLUMNS, Schedule
-from pipec.simulate.memory import Memory
 from pipec.simulate.simulate import simulate
 from pipec.simulate.times import Times
 from pipec.simulate.verify import verify
@@ -149,14 +148,6 @@ def test_a_schedule_of_more_microbatches_than_it_says_raises_nothing_else(
     assert not is_right(short)
     with suppress(ScheduleError):  # the verifier's to find; simulated it may deadlock or end
         simulate(short, Times.uniform(short.stages))
-
-
-def test_memory_limit_says_how_far_over() -> None:
-    schedule = full("gpipe", 2, 8, {})
-    memory, times = Memory(weights=[10, 10], saved=[1, 1]), Times.uniform(2)
-    verify(schedule, times=times, memory=memory, limits=[18, 18])
-    with pytest.raises(ScheduleError, match="device 1 needs 1 bytes more than it has"):
-        verify(schedule, times=times, memory=memory, limits=[18, 17])
 
 
 def test_findings_are_told_in_words() -> None:
