@@ -1,6 +1,5 @@
 """What a rule finds: the place, what is there, and what the rule wants."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pipec.errors import PipecError, listed
@@ -22,9 +21,6 @@ class Finding:
 
     def __str__(self) -> str:
         return f"{self.place}: got {self.got}; want {self.want}"
-
-
-Findings = Iterable[Finding]
 
 
 def refuse(kind: type[PipecError], what: str, found: list[tuple[str, Finding]], where: str) -> None:

@@ -16,14 +16,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from pipec.errors import ScheduleError
-from pipec.schedule.action import ActionKind
 from pipec.schedule.channels import Channel, ChannelKind, check_channels
 from pipec.schedule.routes import routes_of
 from pipec.schedule.schedule import LanePolicy, Schedule
 from pipec.schedule.splice import Insertion, Values, splice
 from pipec.schedule.tables import Tables
 
-_K, _C = ActionKind, ChannelKind
+_C = ChannelKind
 VALUES = (_C.F, _C.B, _C.S)
 
 

@@ -20,12 +20,11 @@ import numpy as np
 
 from pipec.errors import ScheduleError
 from pipec.schedule.acknowledgements import NONE, other_ends
-from pipec.schedule.action import COMPUTE, OF_UPDATES, ActionKind
+from pipec.schedule.action import COMPUTE, OF_UPDATES
 from pipec.schedule.channels import ChannelKind
 from pipec.schedule.dependencies import dependencies
 from pipec.schedule.schedule import Int64, Schedule
 
-_K = ActionKind
 VERSIONED = (*COMPUTE, *OF_UPDATES)
 """Kinds of actions whose version is one of their stage's."""
 _MOST = 64

@@ -1,6 +1,7 @@
 """The JSON form of a schedule, as it stands in ``plan.json``: rows of text, and what they mean."""
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Annotated, Any, NotRequired, TypedDict
 
 from msgspec import Meta, convert
@@ -44,21 +45,18 @@ def to_json(schedule: Schedule) -> dict[str, Any]:
         >>> to_json(generate("1f1b", stages=2, microbatches=2))["rows"]
         ['0F0 0F1 0B0 0B1', '1F0 1B0 1F1 1B1']
     """
-    place, rule, lanes = schedule.placement, schedule.rule, schedule.lanes
+    place = schedule.placement
     return {
         "version": VERSION,
         "name": schedule.name,
         "microbatches": schedule.microbatches,
-        "placement": {
-            "F": [list(d) for d in place.forward],
-            "B": [list(d) for d in place.backward],
-        },
-        "rule": {"name": rule.name, "update_every": rule.update_every},
-        "lanes": {"compute": lanes.compute, "comm": lanes.comm, "reduce": lanes.reduce},
+        "placement": {"F": place.forward, "B": place.backward},
+        "rule": asdict(schedule.rule),
+        "lanes": asdict(schedule.lanes),
         "inserted": sorted(schedule.inserted),
         "options": dict(schedule.options),
         **({"state_beside": schedule.state_beside} if schedule.state_beside else {}),
-        **({"joint": [list(d) for d in schedule.joint]} if schedule.joint else {}),
+        **({"joint": schedule.joint} if schedule.joint else {}),
         "channels": [c.to_json() for c in schedule.channels],
         "rows": [" ".join(row) for row in schedule.row_texts()],
     }

@@ -13,7 +13,7 @@ buffers      of the sender from the producer's end to the send's, of the receive
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any, Self
 
@@ -47,8 +47,6 @@ class Memory:
         saved_for_w: The part of ``saved`` that I leaves for W; all of it if absent.
         moved_for_w: Names of H channels to the part of what came back that I leaves for W; all of
             it if absent.
-        forward_weights: Of one version on devices that run forward, where the two passes are
-            cut differently; as ``weights`` if absent.
         workspace: One of `WORKSPACES` to what such an action allocates while it runs, beyond all
             that is listed here.
         slots: Receives of one channel that the transport posts ahead of the row; it also keeps
@@ -66,7 +64,6 @@ class Memory:
     saved: Sequence[float] = ()
     saved_for_w: Sequence[float] | None = None
     moved_for_w: Mapping[str, float] = field(default_factory=dict)
-    forward_weights: Sequence[float] | None = None
     workspace: Mapping[str, Sequence[float]] = field(default_factory=dict)
     slots: int = 0
     saved_too: Sequence[str] = ()
@@ -111,20 +108,8 @@ class Memory:
         return table
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON data."""
-        names = ("weights", "gradients", "optimizer", "saved")
-        optional = ("saved_for_w", "forward_weights")
-        given = {n: getattr(self, n) for n in optional}
-        lists = {n: None if v is None else list(v) for n, v in given.items()}
-        workspace = {kind: list(values) for kind, values in self.workspace.items()}
-        told = {n: list(getattr(self, n)) for n in names} | lists | {"workspace": workspace}
-        posted = {"slots": self.slots} if self.slots else {}
-        saved_too = {"saved_too": list(self.saved_too)} if self.saved_too else {}
-        moved = {"moved_for_w": dict(self.moved_for_w)} if self.moved_for_w else {}
-        outputs = {"outputs": list(self.outputs)} if self.outputs else {}
-        parameters = {"parameters": [list(p) for p in self.parameters]} if self.parameters else {}
-        waits = {"state_waits": True} if self.state_waits else {}
-        return told | posted | saved_too | moved | outputs | parameters | waits
+        """As JSON data; what is empty is left out."""
+        return {name: value for name, value in asdict(self).items() if value}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:

@@ -71,7 +71,7 @@ class Held:
     def all(self, memory: Memory) -> list[Spans]:
         """Everything, with its bytes."""
         spans = [*self._messages(memory), self._workspace(memory)]
-        if memory.weights or memory.forward_weights:
+        if memory.weights:
             spans.append(self.weights(memory))
         spans += self._handed_over(memory)
         if memory.outputs:
@@ -293,11 +293,7 @@ class Held:
         begin[found.index == 0] = 0.0
         newer = (np.diff(found.device, append=-1) == 0) & (np.diff(found.stage, append=-1) == 0)
         until = np.where(newer, np.append(begin[1:], 0.0), self._until[-1])
-        back, ahead = memory.of("weights", s.stages), memory.of("weights", s.stages)
-        if memory.forward_weights is not None:
-            ahead = memory.of("forward_weights", s.stages)
-        runs_forward = np.isin(found.device, [d for p in s.placement.forward for d in p])
-        size = np.where(runs_forward, ahead[found.stage], back[found.stage])
+        size = memory.of("weights", s.stages)[found.stage]
         return Spans("weights", found.device, begin, np.maximum(end, until), size)
 
 

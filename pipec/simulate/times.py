@@ -1,7 +1,7 @@
 """How long every action takes: seconds per stage, per channel, and how they become durations."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
 import numpy as np
@@ -101,15 +101,7 @@ class Times:
 
     def to_json(self) -> dict[str, Any]:
         """As JSON data."""
-        return {
-            "compute": {k.name: list(v) for k, v in self.compute.items()},
-            "transfer": self.transfer,
-            "host": {str(k): v for k, v in self.host.items()},
-            "reduce": list(self.reduce),
-            "step": list(self.step),
-            "together": list(self.together),
-            "state": list(self.state),
-        }
+        return {**asdict(self), "compute": {k.name: v for k, v in self.compute.items()}}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
