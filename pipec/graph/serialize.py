@@ -190,18 +190,14 @@ def _encode(value: object, n: fx.Node) -> object:
 
 
 def graph_from_json(
-    data: Json,
-    weights: Mapping[str, torch.Tensor] | None = None,
-    *,
-    allowed: Collection[str] = (),
-    mode: FakeTensorMode | None = None,
+    data: Json, *, allowed: Collection[str] = (), mode: FakeTensorMode | None = None
 ) -> Graph:
     """The graph that `graph_to_json` wrote. No code of the file runs, nothing is imported.
 
+    Its weights have no data.
+
     Args:
         data: The JSON object.
-        weights: Tensors of the weight inputs by name; tensors without data stand for those that
-            are missing.
         allowed: Op namespaces all of whose ops the file may use; of pipec's own the others.
         mode: The fake mode of all values; a new one by default.
 
@@ -213,17 +209,12 @@ def graph_from_json(
         raise GraphError("not a graph file", got=got, want=f"{FORMAT} version {VERSION}")
     try:
         file = msgspec.convert(data, GraphFile)
-        return _decode_graph(file, weights or {}, allowed, mode or FakeTensorMode())
+        return _decode_graph(file, allowed, mode or FakeTensorMode())
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise GraphError("the graph file is damaged", got=repr(error)) from error
 
 
-def _decode_graph(
-    data: GraphFile,
-    weights: Mapping[str, torch.Tensor],
-    allowed: Collection[str],
-    mode: FakeTensorMode,
-) -> Graph:
+def _decode_graph(data: GraphFile, allowed: Collection[str], mode: FakeTensorMode) -> Graph:
     namespaces = frozenset(data["namespaces"])
     decoder = _Decoder((namespaces | OWN_NAMESPACES) & frozenset(allowed), mode)
     inputs = tuple(
@@ -240,12 +231,11 @@ def _decode_graph(
         if decoder.env[o.node].meta["val"] is None:
             raise ValueError(f"{o.node} yields nothing that could be a {o.kind}")
     decoder.graph.output(tuple(decoder.env[o.node] for o in outputs))
-    values = {i.name: decoder.env[i.node].meta["val"] for i in inputs if i.kind.is_weight}
     return Graph(
         module=graph_module(decoder.graph, _identifier(data["title"])),
         inputs=inputs,
         outputs=outputs,
-        weights={name: weights.get(name, values[name]) for name in values},
+        weights={i.name: decoder.env[i.node].meta["val"] for i in inputs if i.kind.is_weight},
         tied={k: tuple(v) for k, v in data["tied"].items()},
         namespaces=namespaces,
     )

@@ -54,7 +54,6 @@ class ModelFile:
         self.proto, self.path = proto, path
         self.written: ModelFile = written.written if written else self
         self.initializers = {t.name: t for t in proto.graph.initializer}
-        self._sparse = {t.values.name: t for t in proto.graph.sparse_initializer}
         self._files: dict[Path, torch.UntypedStorage] = {}
 
     @property
