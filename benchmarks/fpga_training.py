@@ -207,21 +207,6 @@ def cycles_per_second(boards: Sequence[Board]) -> float:
     return clock
 
 
-@dataclasses.dataclass(frozen=True)
-class Pipeline:
-    """A model cut over boards.
-
-    Attributes:
-        interval: Cycles per image.
-        ends: Unit behind the last one of every board.
-        chip: On-chip bits of the fullest board over what it has.
-    """
-
-    interval: int
-    ends: tuple[int, ...]
-    chip: float
-
-
 def least(fits: Callable[[int], bool]) -> int:
     """The least interval on a grid of ratio `STEP` at which the model fits; `NEVER` if at none."""
     low, high, first = 0, LONGEST, 1000
@@ -238,16 +223,9 @@ def least(fits: Callable[[int], bool]) -> int:
     return at(low) if low < LONGEST else NEVER
 
 
-def pipeline(model: Model, boards: Sequence[Board]) -> Pipeline:
+def pipeline(model: Model, boards: Sequence[Board]) -> int:
     """The least interval at which every board in order takes what fits."""
-    interval = least(lambda t: reach(model, boards, t) is not None)
-    ends = reach(model, boards, interval)
-    assert ends is not None
-    bits, starts = model.demand(interval).bits, (0, *ends[:-1])
-    chip = max(
-        sum(bits[a:b]) / room(board) for a, b, board in zip(starts, ends, boards, strict=True)
-    )
-    return Pipeline(interval, ends, chip)
+    return least(lambda t: reach(model, boards, t))
 
 
 def room(board: Board) -> float:
@@ -255,12 +233,12 @@ def room(board: Board) -> float:
     return ram_bits(board.limits.bram36, board.limits.uram)
 
 
-def reach(model: Model, boards: Sequence[Board], interval: int) -> tuple[int, ...] | None:
-    """Ends of the boards' units at an interval; None if they do not suffice."""
+def reach(model: Model, boards: Sequence[Board], interval: int) -> bool:
+    """Whether the boards suffice for an interval."""
     demand, clock = model.demand(interval), cycles_per_second(boards)
     if demand.late:
-        return None
-    seconds, at, ends = interval / clock, 0, list[int]()
+        return False
+    seconds, at = interval / clock, 0
     for board in boards:
         start = at
         while at < len(demand.dsp) and holds(model, demand, range(start, at + 1), [board], seconds):
@@ -268,8 +246,7 @@ def reach(model: Model, boards: Sequence[Board], interval: int) -> tuple[int, ..
         rate = board.device.link_bandwidth * seconds
         while start < at < len(demand.dsp) and model.cut_bytes[at - 1] > rate:
             at -= 1
-        ends.append(at)
-    return tuple(ends) if at == len(demand.dsp) else None
+    return at == len(demand.dsp)
 
 
 def holds(
@@ -336,37 +313,35 @@ def boards_of(text: str) -> list[Board]:
     return [Board(d, PRECISION) for d in parse_cluster(text).devices]
 
 
-def row(model: Model, text: str) -> None:
-    """Print one cluster: images per second whole, split and parallel, ratios, on-chip need."""
+def on_cluster(model: Model, text: str) -> str:
+    """Images per second of one cluster: whole, split, parallel."""
     boards = boards_of(text)
-    cut, pooled = pipeline(model, boards), straddling(model, boards)
-    whole, split = (step_seconds(model, boards, t) for t in (cut.interval, pooled))
-    data = parallel_seconds(model, boards)
-    known = data < NEVER / 1e12
-    ratios = f"{data / whole:12.2f} {data / split:12.2f}" if known else f"{'-':>12} {'-':>12}"
-    rate = f"{IMAGES / data:9.1f}" if known else "   no fit"
-    print(
-        f"{model.name:9} {text:18} {IMAGES / whole:9.1f} {IMAGES / split:9.1f} {rate} {ratios} "
-        f"{cut.chip:6.0%}"
+    seconds = (
+        step_seconds(model, boards, pipeline(model, boards)),
+        step_seconds(model, boards, straddling(model, boards)),
+        parallel_seconds(model, boards),
     )
+    return " ".join(f"{IMAGES / s:.1f}" if s < NEVER / 1e12 else "none" for s in seconds)
 
 
-def scaling(model: Model, most: int) -> None:
-    """Print images per second over the number of boards, against the first that fit, scaled."""
-    counts = [n for n in (1, 2, 5, 10, 20, 50, 100, 200) if n <= most]
+def scaling(model: Model, counts: Sequence[int]) -> str:
+    """Images per second over the number of boards, and that per board, against the first that fit.
+
+    An interval that one layer bounds is marked by a star.
+    """
     first: tuple[int, int] | None = None
+    cells = []
     for n in counts:
         boards = boards_of(f"{n}xvcu118")
         interval = straddling(model, boards)
         if interval == NEVER:
-            print(f"{model.name:9} {n:4}       no fit")
+            cells.append("none")
             continue
         first = first or (n, interval)
-        bits = sum(model.demand(interval).bits) / sum(map(room, boards))
-        rate = cycles_per_second(boards) / interval
         linear = first[0] * first[1] / interval / n
-        text = f"{model.name:9} {n:4} {interval:>12,} {rate:10.1f} {linear:6.2f} {bits:6.0%}"
-        print(f"{text}  {model.slowest(interval)}".rstrip())
+        bound = "*" if model.slowest(interval) else ""
+        cells.append(f"{cycles_per_second(boards) / interval:.1f} {linear:.2f}{bound}")
+    return f"{model.name:9} {' '.join(f'{cell:>12}' for cell in cells)}"
 
 
 @click.command()
@@ -375,16 +350,14 @@ def scaling(model: Model, most: int) -> None:
 def main(boards: int, names: tuple[str, ...]) -> None:
     """Clusters of VCU118 and VCU129 against data parallelism, then scaling of VCU118."""
     models = [Model(name) for name in names or NETWORKS]
-    print(f"{IMAGES} images a step; images per second, their ratios, fullest board's on-chip need")
-    print(
-        "network   boards                 whole     split  parallel  whole/par.   split/par.   chip"
-    )
+    print(f"boards    {' '.join(f'{text:>19}' for text in CLUSTERS)}")
     for model in models:
-        for text in CLUSTERS:
-            row(model, text)
-    print("\nnetwork  VCU118s   cycles/img   images/s  linear   chip  bound by")
+        cells = [on_cluster(model, text) for text in CLUSTERS]
+        print(f"{model.name:9} {' '.join(f'{cell:>19}' for cell in cells)}", flush=True)
+    counts = [n for n in (1, 2, 5, 10, 20, 50, 100, 200) if n <= boards]
+    print(f"\nVCU118s   {' '.join(f'{n:12}' for n in counts)}")
     for model in models:
-        scaling(model, boards)
+        print(scaling(model, counts))
 
 
 if __name__ == "__main__":

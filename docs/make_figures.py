@@ -32,7 +32,8 @@ def block(name: str, how: str | None, what: str, words: str | None) -> str:
     day = date.fromisoformat(record["date"])
     told = f"{day:%-d %B %Y}, {record['machine']}, torch {record['torch']}"
     if words:
-        said = ";\n".join(" ".join(line.split()) for line in lines)
+        whole = "\n".join(lines).replace("\n    ", " ").splitlines()  # a line goes on if indented
+        said = ";\n".join(" ".join(line.split()) for line in whole)
         return f"{said}\n(`{record['command']}`, {told}).\n"
     return "\n".join(["", "```text", *lines, "```", "", f"`{record['command']}`, {told}.", "", ""])
 

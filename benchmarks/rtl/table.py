@@ -68,7 +68,7 @@ def summary(rows: Sequence[Row]) -> str:
     return "\n".join(
         [
             *lines,
-            f"\n{len(rows)} configurations: {_off(rows)}",
+            f"\nof {len(rows)} configurations {_off(rows)}",
             *(f"furthest off: {r.case.name}, {r.case.what}: {_differs(r)}" for r in furthest),
             *(f"miss: {r.case.name} ({', '.join(r.misses)}): {r.case.what}" for r in missed),
         ]
@@ -83,8 +83,8 @@ def _off(rows: Sequence[Row]) -> str:
     wrong, tokens = sum(row.wrong for row in rows), sum(row.tokens for row in rows)
     stuck, both = sum(r.measured is None for r in results), sum(r.same_verdict for r in results)
     return (
-        f"{stuck} deadlock, {both} verdicts equal; off are interval {interval:.3%}, latency "
-        f"{latency} cycles\n    at most, {different:,} of {total:,} handshakes in "
+        f"{stuck} deadlock, {both} verdicts are equal; off are the interval by {interval:.3%}, the "
+        f"latency by {latency} cycles at most, {different:,} of {total:,} handshakes in "
         f"{sum(not r.exact for r in results)} configurations, {wrong:,} of {tokens:,} values; "
         f"{sum(bool(row.misses) for row in rows)} misses"
     )
