@@ -5,37 +5,19 @@ from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any
 
-from msgspec import Meta, Struct, convert, to_builtins
+from msgspec import Meta, convert, to_builtins
 
+from pipec.compiler.comparison import Comparison
 from pipec.compiler.verify import NODE
 from pipec.errors import PipecError
 from pipec.plan.model import Plan
+from pipec.runtime.metrics import Step
 from pipec.schedule.action import ActionKind
 from pipec.schedule.schedule import Schedule
 
 Data = dict[str, Any]
 _SOME = Meta(min_length=1)
 _HINT = "name what `pipec verify --json` or `pipec run` wrote"
-
-
-class _Boundary(Struct):
-    """What the page shows of a `Comparison`."""
-
-    name: str
-    stage: int
-    kind: str
-    relative_error: float
-    tolerance: float
-    ok: bool
-
-
-class _Step(Struct):
-    """What the page shows of a step of a run."""
-
-    step: int
-    loss: float | None
-    samples_per_second: float
-    seconds: float
 
 
 def read_verification(path: Path, plan: Plan) -> Data:
@@ -46,7 +28,7 @@ def read_verification(path: Path, plan: Plan) -> Data:
     """
     command = "pipec verify OUT --json > FILE"
     try:
-        rows = convert(_json(path)["boundaries"], Annotated[list[_Boundary], _SOME])
+        rows = convert(_json(path)["boundaries"], Annotated[list[Comparison], _SOME])
     except (ValueError, LookupError, TypeError) as error:
         raise _not(path, "a verification", command) from error
     ends = [(s.graph.inputs, s.graph.outputs) for s in plan.stages]
@@ -74,7 +56,7 @@ def read_metrics(path: Path) -> list[Data]:
     """
     try:
         rows = [json.loads(line) for line in _text(path).splitlines() if line.strip()]
-        found: list[Data] = to_builtins(convert(rows, Annotated[list[_Step], _SOME]))
+        found: list[Data] = to_builtins(convert(rows, Annotated[list[Step], _SOME]))
     except (ValueError, RecursionError) as error:
         raise _not(path, "metrics", "pipec run OUT --metrics FILE") from error
     return found

@@ -3,6 +3,7 @@
 import base64
 import json
 from collections.abc import Iterator
+from dataclasses import asdict
 from functools import partial
 from importlib.util import find_spec
 from io import StringIO
@@ -25,6 +26,7 @@ from pipec.report.page_data import nodes_data, timeline_data
 from pipec.report.plan import print_plan
 from pipec.report.plan_data import heaviest_nodes, plan_data
 from pipec.report.verification import print_report
+from pipec.runtime.metrics import Step
 from pipec.simulate.draw_trace import trace
 from tests.cli.running import Pipec
 from tests.report.browser import browser, needs_browser
@@ -155,20 +157,14 @@ def test_measured_errors_and_curves(chrome: "Chrome", plan: pipec.Plan, tmp_path
     ran.write_text(json.dumps(trace(plan.timeline, microseconds=2e6)))
     metrics = tmp_path / "metrics.jsonl"
     steps = [
-        {"step": k, "loss": 1.0 / (k + 1), "samples_per_second": 9.0, "seconds": 0.1}
+        Step(step=k, loss=1.0 / (k + 1), samples_per_second=9.0, bubble=0.2, seconds=0.1)
         for k in range(9)
     ]
-    metrics.write_text("".join(json.dumps(s) + "\n" for s in steps))
+    metrics.write_text("".join(s.to_json() + "\n" for s in steps))
     verified = tmp_path / "verify.json"
     name = f"layers.{EVIL}.weight"
-    row = {
-        "name": name,
-        "stage": next(s.index for s in plan.stages if name in {i.name for i in s.graph.inputs}),
-        "kind": "gradient",
-        "relative_error": 1e-3,
-        "tolerance": 1e-4,
-        "ok": False,
-    }
+    stage = next(s.index for s in plan.stages if name in {i.name for i in s.graph.inputs})
+    row = verification(name, stage, "gradient", relative_error=1e-3, tolerance=1e-4, ok=False)
     verified.write_text(json.dumps({"boundaries": [row]}))
     extras = {
         "measured": read_trace(ran, plan.schedule),
@@ -253,8 +249,8 @@ def test_files_of_another_kind_are_refused(
 
 
 def verification(name: str, stage: int, kind: str, **other: object) -> dict[str, object]:
-    row = {"name": name, "stage": stage, "kind": kind, "relative_error": 0.0, "tolerance": 1e-6}
-    return {**row, "ok": True, **other}
+    row = Comparison(name, kind, stage, "float32", 0.0, 1.0, 0.0, ok=True, tolerance=1e-6)
+    return {**asdict(row), **other}
 
 
 def test_a_verification_is_of_the_plan_that_is_shown(plan: pipec.Plan, tmp_path: Path) -> None:
