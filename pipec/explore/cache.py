@@ -2,17 +2,17 @@
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+
+from msgspec import convert
 
 from pipec.errors import PipecError
 from pipec.explore.candidate import Candidate
 from pipec.explore.explore import Exploration
 from pipec.explore.make import Maker
-from pipec.explore.predict import Prediction
 from pipec.files import PACKAGE, code_of, text_digest, write_file
 from pipec.graph.structure import structural_key
 
@@ -56,14 +56,12 @@ def recall(key: str) -> Exploration | None:
         return None
     if digest != text_digest(text):
         return None
-    data = json.loads(text)
-    return Exploration(data["batch"], tuple(_prediction(p) for p in data["predictions"]))
+    return convert(json.loads(text), Exploration)
 
 
 def remember(key: str, exploration: Exploration) -> None:
     """Store an exploration with its digest; a cache that cannot be written is no error."""
-    data = {"batch": exploration.batch, "predictions": [asdict(p) for p in exploration.predictions]}
-    text = json.dumps(data)
+    text = json.dumps(asdict(exploration))
     with suppress(PipecError, OSError, RuntimeError):  # no space, no right, no home
         path = _entry(key)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -72,9 +70,3 @@ def remember(key: str, exploration: Exploration) -> None:
 
 def _entry(key: str) -> Path:
     return cache_directory() / f"{key}.json"
-
-
-def _prediction(data: Mapping[str, Any]) -> Prediction:
-    candidate = {**data["candidate"], "order": tuple(data["candidate"]["order"])}
-    peaks = tuple(data["peak_bytes"])
-    return Prediction(**{**data, "peak_bytes": peaks, "candidate": Candidate(**candidate)})
