@@ -1,5 +1,6 @@
 """The last resort: a node without lowering as one ``pipec::onnx`` node, run by an ONNX engine."""
 
+import warnings
 from collections.abc import Sequence
 
 import numpy as np
@@ -9,15 +10,18 @@ from torch import Tensor
 
 from pipec.errors import first_line
 from pipec.frontends.onnx.context import Context
-from pipec.frontends.onnx.engine_types import types_by_running
 from pipec.frontends.onnx.frame import standard
 from pipec.frontends.onnx.mini import named_inputs, one_node, output_types, type_proto
 from pipec.frontends.onnx.refusals import Refused
 from pipec.frontends.onnx.subgraphs import free_names
-from pipec.frontends.onnx.values import Type, Value, torch_dtype, type_of
+from pipec.frontends.onnx.values import Type, Value, numpy_dtype, torch_dtype, type_of
 from pipec.frontends.onnx.ways import Way
-from pipec.graph.opaque import engine_errors, engine_of, register_payload
+from pipec.graph.arrays import Array
+from pipec.graph.opaque import engine_errors, engine_of, ort_session, register_payload
 from pipec.graph.tensor_type import types_text
+
+_LARGEST_TRIAL = 2**24
+"""Elements that the inputs of a trial may have in all."""
 
 
 def _inputs(ctx: Context, values: Sequence[Value]) -> dict[str, Value]:
@@ -77,7 +81,7 @@ def _types(ctx: Context, model: onnx.ModelProto) -> list[Type]:
         except Refused:
             if ctx.node.domain != "ai.onnx.ml":
                 raise
-    return types_by_running(model)
+    return _types_by_running(model)
 
 
 def _loop_types(ctx: Context, unit: onnx.ModelProto, carried: Sequence[Value]) -> list[Type]:
@@ -127,3 +131,32 @@ def _engine(key: str) -> Way:
         else:
             return way
     raise Refused("no engine runs it: " + "; ".join(reasons))
+
+
+def _types_by_running(model: onnx.ModelProto) -> list[Type]:
+    """Types of the outputs of a model of one node, learnt by running it on two kinds of inputs."""
+    try:
+        session = ort_session(model.SerializeToString())
+        names = [o.name for o in session.get_outputs()]
+        runs = []
+        for fill in (0, 1):
+            with warnings.catch_warnings(), np.errstate(all="ignore"):
+                runs.append(
+                    session.run(names, {i.name: _filled(i, fill) for i in model.graph.input})
+                )
+    except engine_errors() as error:
+        raise Refused(f"onnxruntime does not run it: {first_line(error)}") from error
+    if not all(isinstance(a, np.ndarray) for a in runs[0]):
+        raise Refused("it yields maps or lists; skl2onnx writes tensors with {'zipmap': False}")
+    zeros, ones = ([type_of(np.asarray(a)) for a in run] for run in runs)
+    if zeros != ones:
+        raise Refused("the shapes of its outputs depend on data")
+    return zeros
+
+
+def _filled(info: onnx.ValueInfoProto, value: int) -> Array:
+    tensor = info.type.tensor_type
+    shape = [d.dim_value for d in tensor.shape.dim]
+    if np.prod(shape, dtype=np.float64) > _LARGEST_TRIAL:
+        raise Refused(f"its input {info.name} is too large to try it")
+    return np.full(shape, value, numpy_dtype(tensor.elem_type))

@@ -19,22 +19,23 @@ compute it join. They end at shapes of tensors; one that the part does not have 
 shapes of those that it is given.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import onnx
-from onnx import GraphProto, TensorProto, helper
+from onnx import GraphProto, NodeProto, TensorProto, helper
 from torch import Tensor, fx
 
 from pipec.errors import FrontendError
 from pipec.frontends.onnx.axes import Growth
 from pipec.frontends.onnx.evaluation import Evaluation
 from pipec.frontends.onnx.mini import LARGEST_IR_VERSION
-from pipec.frontends.onnx.sizes import ShapeNodes
 from pipec.frontends.onnx.subgraphs import reads
 from pipec.frontends.onnx.values import Type, type_of
 from pipec.graph.arrays import Array
 from pipec.graph.ir import origin, tensor
+from pipec.graph.size_formula import Fit
 
 SMALLEST_IR_VERSION = 4
 """Before it every initialiser had to be listed as an input too."""
@@ -51,6 +52,59 @@ class Part:
 
     proto: onnx.ModelProto
     weights: dict[str, Tensor | Array] = field(default_factory=dict)
+
+
+class _ShapeNodes:
+    """Makes nodes that compute the shape of a tensor that a part does not have.
+
+    Args:
+        growth: The model at several sizes of its open axes.
+        given: Names of the inputs of the part.
+    """
+
+    def __init__(self, growth: Growth, given: Sequence[str]) -> None:
+        self._growth = growth
+        self._fit = Fit({name: growth.dims(name) for name in given})
+
+    def __call__(self, name: str, to: str) -> tuple[list[NodeProto], Mapping[str, Array]]:
+        """Nodes that yield the shape of ``name``, as ``to``, and the numbers that they read.
+
+        Raises:
+            FrontendError: A dimension follows from nothing that the part is given.
+        """
+        nodes, numbers, parts = list[NodeProto](), dict[str, Array](), list[str]()
+        dims = self._growth.dims(name)
+        if all(len(set(sizes)) == 1 for sizes in dims):
+            return [], {to: np.array([sizes[0] for sizes in dims], np.int64)}
+
+        def number(value: int) -> str:
+            """The name of an initialiser of one integer."""
+            numbers[f"{to}/{value}"] = np.array([value], np.int64)
+            return f"{to}/{value}"
+
+        def node(op: str, *inputs: str) -> str:
+            """The name of what a new node yields."""
+            yielded = f"{to}/n{len(nodes)}"
+            nodes.append(helper.make_node(op, list(inputs), [yielded], yielded))
+            return yielded
+
+        for k, sizes in enumerate(dims):
+            if len(set(sizes)) == 1:
+                parts.append(number(sizes[0]))
+                continue
+            formula, found = self._fit(sizes), ""
+            if formula is None:
+                raise FrontendError(
+                    "a stage needs the size of a tensor that follows from nothing it receives",
+                    where=f"{name}, dimension {k}",
+                )
+            for source, axis in formula.factors:
+                size = node("Gather", node("Shape", source), number(axis))
+                found = node("Mul", found, size) if found else size
+            found = node("Mul", found, number(formula.times)) if formula.times != 1 else found
+            parts.append(node("Add", found, number(formula.plus)) if formula.plus else found)
+        nodes.append(helper.make_node("Concat", parts, [to], to, axis=0))
+        return nodes, numbers
 
 
 class Assembler:
@@ -124,7 +178,7 @@ class Assembler:
         mine, constants, blanks = self._closure(set(indices), set(given), wanted)
         part = Part(self._shell(name))
         graph = part.proto.graph
-        shapes = ShapeNodes(self._growth, given)
+        shapes = _ShapeNodes(self._growth, given)
         for blank in blanks:
             self._add_blank(part, blank, shapes)
         graph.node.extend(self._nodes[k] for k in sorted(mine))
@@ -188,7 +242,7 @@ class Assembler:
         kind = self._type(name)
         return helper.make_tensor_value_info(name, kind.dtype, self._growth.written(name))
 
-    def _add_blank(self, part: Part, name: str, shapes: ShapeNodes) -> None:
+    def _add_blank(self, part: Part, name: str, shapes: _ShapeNodes) -> None:
         kind, shape = self._type(name), f"{name}/shape"
         zero = helper.make_tensor("value", kind.dtype, [1], [0])
         nodes, numbers = shapes(name, shape)
