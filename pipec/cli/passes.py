@@ -1,15 +1,23 @@
-"""``pipec passes``: what passes there are, and their options."""
+"""``pipec passes``: what passes there are, and their options.
 
+They are read off their source where that says everything: importing them would import torch.
+"""
+
+import ast
 import dataclasses
+import importlib.util
 import json
-import typing
+from pathlib import Path
+from typing import Any
 
 import click
 
 from pipec.cli.command import Command
 from pipec.cli.console import hung
-from pipec.cli.listing import described
-from pipec.registry import entries
+from pipec.registry import Added, entries
+
+_FACTS = {"COST": "cost", "PARTITION": "partition", "COMM": "comm", "SAVED": "saved",
+          "TIMING": "timing", "SCHEDULE": "schedule", "TIMELINE": "timeline"}  # fmt: skip
 
 
 @click.command(cls=Command)
@@ -26,13 +34,73 @@ def command(*, as_json: bool) -> None:
         click.echo(click.style(name, bold=True) + summary.removeprefix(name))
         for key in ("requires", "provides"):
             if p[key]:
-                click.echo(hung(f"    {key}: {', '.join(typing.cast('list[str]', p[key]))}", 6))
-        for option in typing.cast("list[dict[str, str]]", p["options"]):
+                click.echo(hung(f"    {key}: {', '.join(p[key])}", 6))
+        for option in p["options"]:
             text = f"    {option['name']}: {option['type']} = {option['default']}"
             click.echo(hung(text, 6))
 
 
-def _imported(name: str) -> dict[str, object]:
+def described(name: str) -> dict[str, Any] | None:
+    """A pass as ``pipec passes`` shows it; None where its source does not say everything.
+
+    Only a class whose one base is `Pass` is read so: what it inherits is known.
+    """
+    entry = entries("pipec.passes")[name]
+    if isinstance(entry, Added):
+        return None
+    module, _, attribute = entry.value.partition(":")
+    try:
+        spec = importlib.util.find_spec(module)
+    except ImportError:
+        return None
+    if spec is None or not spec.origin or not spec.origin.endswith(".py"):
+        return None
+    tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
+    found = [c for c in tree.body if isinstance(c, ast.ClassDef) and c.name == attribute]
+    if len(found) != 1 or [ast.unparse(b) for b in found[0].bases] != ["Pass"]:
+        return None
+    return _of_class(found[0], name)
+
+
+def _of_class(node: ast.ClassDef, name: str) -> dict[str, Any] | None:
+    fields = [
+        f for f in node.body if isinstance(f, ast.AnnAssign) and isinstance(f.target, ast.Name)
+    ]
+    known = {f.target.id: f for f in fields if isinstance(f.target, ast.Name)}
+    options = []
+    for key, field in known.items():
+        kind = ast.unparse(field.annotation)
+        if kind.startswith("ClassVar"):
+            continue
+        try:
+            default = "(required)" if field.value is None else str(ast.literal_eval(field.value))
+        except ValueError:  # an expression
+            return None
+        options.append({"name": key.replace("_", "-"), "type": kind, "default": default})
+    sets = {
+        key: _facts(known[key].value) if key in known else [] for key in ("requires", "provides")
+    }
+    if None in sets.values():
+        return None
+    summary = (ast.get_docstring(node) or "").strip().split("\n")[0]
+    return {"name": name, "summary": summary, **sets, "options": options}
+
+
+def _facts(value: ast.expr | None) -> list[str] | None:
+    """``frozenset({Fact.COST, Fact.COMM})`` as names, sorted; None for anything else."""
+    if not (isinstance(value, ast.Call) and ast.unparse(value.func) == "frozenset"):
+        return None
+    if not value.args:
+        return []
+    if not isinstance(value.args[0], ast.Set):
+        return None
+    names = [e.attr for e in value.args[0].elts if isinstance(e, ast.Attribute)]
+    if len(names) != len(value.args[0].elts) or not set(names) <= _FACTS.keys():
+        return None
+    return sorted(_FACTS[n] for n in names)
+
+
+def _imported(name: str) -> dict[str, Any]:
     """A pass whose source does not say everything, imported."""
     from pipec.compiler.pass_manager import known_passes
 

@@ -8,7 +8,7 @@ import pytest
 
 from pipec.cli import passes
 from pipec.cli.early import check_first
-from pipec.cli.listing import described
+from pipec.cli.passes import described
 from pipec.compiler.pass_manager import known_passes
 from pipec.errors import PipecError
 
@@ -50,7 +50,7 @@ def test_passes_are_read_off_their_source() -> None:
         for key in ("name", "summary", "requires", "provides"):
             assert read[key] == imported[key], (name, key)
         options = [(o["name"], o["default"]) for o in read["options"]]
-        assert options == [(o["name"], o["default"]) for o in imported["options"]]  # type: ignore[attr-defined]
+        assert options == [(o["name"], o["default"]) for o in imported["options"]]
 
 
 @pytest.mark.parametrize(
