@@ -34,7 +34,7 @@ from torch.utils.flop_counter import (
 
 from pipec.graph.comm import is_comm
 from pipec.graph.ir import tensors
-from pipec.graph.torch_private import OpOverload, is_composite, is_view, namespace_of
+from pipec.graph.torch_private import OpOverload, is_composite, is_view, namespace_of, tree_map
 
 Formula = Callable[[fx.Node], float]
 OWN = ("aten", "prims", "pipec")
@@ -114,15 +114,15 @@ def _key(value: object) -> Iterator[object]:
 
 def _counted(node: fx.Node) -> int:
     with FlopCounterMode(display=False) as counter, torch.no_grad():
-        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: _on_meta(n.meta["val"]))
+        args, kwargs = fx.map_arg(
+            (node.args, node.kwargs), lambda n: tree_map(_on_meta, n.meta["val"])
+        )
         kwargs = {k: torch.device("meta") if k == "device" else v for k, v in kwargs.items()}
         node.target(*args, **kwargs)  # type: ignore[operator]
     return int(counter.get_total_flops())
 
 
 def _on_meta(value: Any) -> Any:
-    if isinstance(value, list | tuple):
-        return type(value)(map(_on_meta, value))
     if not isinstance(value, Tensor):
         return value
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")

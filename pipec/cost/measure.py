@@ -23,7 +23,7 @@ from pipec.cost.count import count, moves_data
 from pipec.cost.table import CostTable
 from pipec.errors import CostError, first_line
 from pipec.graph.ir import Graph, OutputKind, flat_tensors, op_name, origin
-from pipec.graph.torch_private import FakeTensor, keep_busy
+from pipec.graph.torch_private import FakeTensor, keep_busy, tree_map
 
 _LAUNCHES, _BUSY = 4, 1_000_000
 """Runs of a node in a row on a GPU, and cycles before them: half a millisecond, to launch them in.
@@ -168,7 +168,7 @@ def _backward(
     node: fx.Node, env: Mapping[fx.Node, Any], device: str, needing: frozenset[fx.Node]
 ) -> Callable[[], Any] | None:
     """The gradients of the node's inputs as a function of nothing; None if it passes none on."""
-    wanted = {n: _tracked(env[n]) for n in node.all_input_nodes if n in needing}
+    wanted = {n: tree_map(_tracked, env[n]) for n in node.all_input_nodes if n in needing}
     with torch.enable_grad():
         result = _call(node, {**env, **wanted}, device)()
     outputs = [t for t in flat_tensors(result) if t.requires_grad]
@@ -190,9 +190,7 @@ def _bare_backward(how: Measuring) -> float:
 
 
 def _tracked(value: Any) -> Any:
-    """The value as leaves of a graph of autograd's."""
-    if isinstance(value, list | tuple):
-        return type(value)(map(_tracked, value))
+    """A tensor as a leaf of a graph of autograd's."""
     if not (isinstance(value, Tensor) and value.is_floating_point()):
         return value
     return value.detach().requires_grad_()

@@ -20,6 +20,7 @@ from pipec.graph.torch_private import (
     OpOverload,
     fake_like,
     muted,
+    tree_map,
 )
 
 Type = object
@@ -131,7 +132,7 @@ def result_type(op: OpOverload, args: Any, kwargs: Mapping[str, Any]) -> Type:
         args: Its positional arguments, with tensors of any kind, whose types alone count.
         kwargs: The others, by name.
     """
-    args, kwargs = _fakes(args), _fakes(kwargs)
+    args, kwargs = tree_map(_fake, (args, kwargs))
     try:
         with muted(), _mode:
             return type_of(op(*args, **kwargs))
@@ -145,21 +146,15 @@ def _value(node: fx.Node) -> Any:
     return node.meta.get("val")
 
 
-def _fakes(value: Any) -> Any:
-    """The same with tensors of the same types in this module's mode."""
-    if isinstance(value, torch.Tensor):
-        meta = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
-        if value.device.type == "meta":
-            with _mode:
-                return torch.empty_strided(
-                    value.shape, value.stride(), dtype=value.dtype, device="meta"
-                )
+def _fake(value: Any) -> Any:
+    """A tensor of the same type in this module's mode."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    meta = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+    if value.device.type != "meta":
         return fake_like(meta, value.device, _mode)
-    if isinstance(value, list | tuple):
-        return type(value)(map(_fakes, value))
-    if isinstance(value, Mapping):
-        return {k: _fakes(v) for k, v in value.items()}
-    return value
+    with _mode:
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
 
 
 def same_type(a: Type, b: Type, *, strided: bool) -> bool:

@@ -11,7 +11,7 @@ What a graph saves has the types that the plan says, wherever it runs.
 """
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -28,6 +28,7 @@ from pipec.graph.torch_private import (
     FLASH_BACKWARD,
     ON_CPUS,
     ON_CPUS_BACKWARD,
+    tree_map,
 )
 
 _CPU_ONLY = ("_for_cpu", "mkldnn")
@@ -66,20 +67,11 @@ def placed(module: fx.GraphModule, device: torch.device) -> fx.GraphModule:
     moved = copy.deepcopy(module)
     for node in moved.graph.nodes:
         node.target = names.get(node.name, node.target)
-        node.args = _moved(node.args, device)
-        node.kwargs = _moved(node.kwargs, device)
+        node.args, node.kwargs = tree_map(
+            lambda a: device if isinstance(a, torch.device) else a, (node.args, node.kwargs)
+        )
     moved.recompile()
     return moved
-
-
-def _moved(value: Any, device: torch.device) -> Any:
-    if isinstance(value, torch.device):
-        return device
-    if isinstance(value, Mapping):
-        return {k: _moved(v, device) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(_moved(v, device) for v in value)
-    return value
 
 
 def _there(node: fx.Node, device: torch.device) -> Callable[..., Any] | None:

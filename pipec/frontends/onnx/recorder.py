@@ -20,6 +20,7 @@ from pipec.graph.torch_private import (
     is_mutable,
     must_decompose,
     namespace_of,
+    tree_map,
 )
 
 ANNOTATION = "onnx"
@@ -93,7 +94,8 @@ class Recorder(TorchDispatchMode):
     def _call(
         self, target: Callable[..., Any], args: Any, kwargs: Mapping[str, Any], value: object
     ) -> fx.Node:
-        taken, named = _map(args, self.node_of), _map(kwargs, self.node_of)
+        node_of = lambda v: self.node_of(v) if isinstance(v, Tensor) else v  # noqa: E731
+        taken, named = tree_map(node_of, (args, kwargs))
         name = getattr(target, "overloadpacket", target).__name__
         node = self.graph.create_node("call_function", target, taken, named, name=name)
         node.meta = {"val": value, "custom": {ANNOTATION: self.index}}
@@ -105,13 +107,3 @@ class Recorder(TorchDispatchMode):
 @cache
 def _taken_apart(op: OpOverload) -> bool:
     return op not in COMPOSITES and must_decompose(op)
-
-
-def _map(value: Any, node_of: Callable[[Tensor], fx.Node]) -> Any:
-    if isinstance(value, Tensor):
-        return node_of(value)
-    if isinstance(value, list | tuple):
-        return type(value)(_map(v, node_of) for v in value)
-    if isinstance(value, dict):
-        return {k: _map(v, node_of) for k, v in value.items()}
-    return value
