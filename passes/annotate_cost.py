@@ -22,7 +22,6 @@ class AnnotateCost(Pass):
     provides: ClassVar[frozenset[Fact]] = frozenset({Fact.COST})
 
     def run(self, plan: Plan) -> Plan:
-        """The plan with a cost per node and device type."""
         if plan.costs is not None:
             return plan
         return plan.replace(costs=cost_table(plan, plan.graph))

@@ -31,7 +31,6 @@ class InsertComm(Pass):
     depth: int = 2
 
     def run(self, plan: Plan) -> Plan:
-        """The plan with its channels, and stages that send and receive."""
         if plan.channels:
             return plan
         route = self.route if self.route != "auto" else load_backend(plan.target).route

@@ -87,7 +87,6 @@ class PartitionPass(Pass):
     layout: str = ""
 
     def run(self, plan: Plan) -> Plan:
-        """The plan with its cut and the device of every stage."""
         if plan.stages:
             return plan
         assert plan.costs is not None

@@ -51,7 +51,6 @@ class SchedulePass(Pass):
     microbatches: int = 8
 
     def run(self, plan: Plan) -> Plan:
-        """The plan with the order of its actions."""
         if plan.schedule is not None:
             return plan
         if self.generator == "fastest" and plan.trains:

@@ -44,7 +44,6 @@ class SplitLayer(Pass):
     stages: int | None = None
 
     def run(self, plan: Plan) -> Plan:
-        """The plan with the layer in two halves."""
         if plan.stages:
             return plan
         if self.node:

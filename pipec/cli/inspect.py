@@ -69,7 +69,7 @@ def command(directory: Path, **given: Any) -> None:
         found = target.cycles(plan, directory, together=given["together"])
         some = found if stage is None else [found[stage]]
         if as_json:
-            click.echo(json.dumps([c.to_json() for c in some], indent=2))
+            click.echo(json.dumps([asdict(c) for c in some], indent=2))
         else:
             print_cycles(some, output(), heaviest)
         return

@@ -49,10 +49,6 @@ class StageCycles:
     engines: tuple[EngineCycles, ...]
     free_interval: int
 
-    def to_json(self) -> dict[str, Any]:
-        """As JSON data."""
-        return dataclasses.asdict(self)
-
 
 @dataclass(frozen=True)
 class TimedCheck:
