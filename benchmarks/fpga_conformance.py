@@ -163,13 +163,13 @@ def paragraph(rows: Mapping[str, Row]) -> str:
         f"{sum(r.differing for r in every)} streams differ. Cycles of the slowest stage: "
         f"{', '.join(f'{r.name} {r.interval:,}' for r in every)}."
     )
-    return textwrap.fill(text, 140)
+    return textwrap.fill(text, 150)
 
 
 def written(page: str, rows: Mapping[str, Row]) -> str:
     """The page with these rows in its paragraph."""
     before, _, rest = page.partition(BEGIN)
-    return "\n".join([before + BEGIN, paragraph(rows), "", END + rest.partition(END)[2]])
+    return "\n".join([before + BEGIN + paragraph(rows), END + rest.partition(END)[2]])
 
 
 @click.command()

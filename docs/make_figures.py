@@ -3,7 +3,7 @@
 ``python -m benchmarks keep NAME`` writes ``docs/figures/NAME.json``. A page shows all of it behind
 ``<!-- figures NAME -->``, its last lines behind ``<!-- figures NAME last 2 -->``, those from one
 that begins so on behind ``<!-- figures NAME from boards -->``, and all that begin so behind
-``<!-- figures NAME only boards -->``. With ``in words`` at the end they are a paragraph, no block.
+``<!-- figures NAME only boards -->``. With ``in words`` at the end they are a paragraph or a list.
 """
 
 import json
@@ -33,7 +33,8 @@ def block(name: str, how: str | None, what: str, words: str | None) -> str:
     told = f"{day:%-d %B %Y}, {record['machine']}, torch {record['torch']}"
     if words:
         whole = "\n".join(lines).replace("\n    ", " ").splitlines()  # a line goes on if indented
-        said = ";\n".join(" ".join(line.split()) for line in whole)
+        mark = "* " * (len(whole) > 3)  # a list, if they are many
+        said = ";\n".join(mark + " ".join(line.split()) for line in whole)
         return f"{said}\n(`{record['command']}`, {told}).\n"
     return "\n".join(["", "```text", *lines, "```", "", f"`{record['command']}`, {told}.", "", ""])
 
