@@ -16,11 +16,16 @@ from pipec.report.table import Table
 _VALUES_SHOWN = 8
 
 
+def plan_text(plan: Plan, width: int = 100) -> str:
+    """The tables of `print_plan` as text."""
+    console = Console(file=io.StringIO(), width=width, record=True, color_system=None)
+    print_plan(plan, console)
+    return console.export_text().rstrip()
+
+
 def plan_html(plan: Plan) -> str:
     """The tables of `print_plan` for a notebook: text in one block, escaped."""
-    console = Console(file=io.StringIO(), width=120, record=True, color_system=None)
-    print_plan(plan, console)
-    return f"<pre>{html.escape(console.export_text().rstrip())}</pre>"
+    return f"<pre>{html.escape(plan_text(plan, 120))}</pre>"
 
 
 def stage_html(stage: Stage) -> str:

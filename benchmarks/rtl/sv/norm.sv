@@ -20,7 +20,7 @@ module norm #(
     output logic [0:0]            push,
     output logic [LANES*BITS-1:0] out_data
 );
-  logic [31:0] row, pass, c;
+  logic [31:0] row, pass, c, gap;
   logic [LANES*BITS-1:0] kept [0:CF-1];
   logic [LANES*BITS-1:0] result, here;
   logic signed [BITS-1:0] most;
@@ -31,9 +31,10 @@ module norm #(
   assign need = pass == 0;
   assign make = last_pass;
   assign frame_end = last & last_pass & (row == ROWS - 1);
+  assign gap = GAPS[(last_pass ? 0 : pass + 1)*32+:32];
 
   issue #(1, 1) u_issue (
-      clk, rst, en, 1'b1, last ? int'(GAPS[(last_pass ? 0 : pass + 1)*32+:32]) : II,
+      clk, rst, en, 1'b1, last ? gap : II,
       need, in_valid, make, out_ready, due, fire);
 
   assign here = kept[c];
