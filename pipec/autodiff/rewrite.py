@@ -9,12 +9,11 @@ recompute -                    v = op(kept, w)
 Neither changes what F and B compute, bit for bit.
 """
 
-import operator
 from collections.abc import Collection, Mapping
 from functools import cached_property
+from operator import getitem
 
-import torch
-from torch import fx
+from torch import Tensor, fx
 
 from pipec.autodiff.model import Training
 from pipec.autodiff.recompute import everything, views
@@ -116,6 +115,41 @@ def _saved_names(graph: Graph) -> set[str]:
     return {i.name for i in graph.inputs_of(InputKind.SAVED)}
 
 
+class Sources:
+    """The nodes of a stage's graphs and what they read, found once for many rewritings.
+
+    Args:
+        training: The graphs of a stage, which do not change any more.
+    """
+
+    def __init__(self, training: Training) -> None:
+        graphs = (training.F, training.B, training.I, training.W)
+        self._nodes = {id(g): g.nodes for g in graphs}
+        self._reads: dict[fx.Node, list[str]] = {}
+        calls = training.F.calls
+        self.lazy = frozenset(n.name for n in calls)
+        self._own = {n.name for n in calls if not views(n) and isinstance(n.meta["val"], Tensor)}
+        self._items = {n.name: n.all_input_nodes[0].name for n in calls if n.target is getitem}
+
+    def nodes(self, graph: Graph) -> dict[str, fx.Node]:
+        """Name to node of one of the graphs."""
+        return self._nodes[id(graph)]
+
+    def lasting(self, computed: frozenset[str]) -> set[str]:
+        """What W may read of values of F that I computes again: tensors with memory of their own.
+
+        Args:
+            computed: Names of what I computes.
+        """
+        return {n for n, made in self._items.items() if made in computed} | self._own & computed
+
+    def reads(self, node: fx.Node) -> list[str]:
+        """Names of what a node reads, the last one first."""
+        if node not in self._reads:
+            self._reads[node] = [n.name for n in reversed(node.all_input_nodes)]
+        return self._reads[node]
+
+
 class Replays:
     """B, I and W of a stage that compute some saved values again.
 
@@ -125,30 +159,27 @@ class Replays:
     Args:
         training: The graphs of a stage.
         again: Names of saved values.
+        sources: Their nodes; found anew if absent.
 
     Attributes:
         B, I, W: The graphs, as `Replay`.
         read: What F must yield for them, by name.
     """
 
-    def __init__(self, training: Training, again: Collection[str]) -> None:
-        forward = training.F
+    def __init__(
+        self, training: Training, again: Collection[str], sources: Sources | None = None
+    ) -> None:
+        forward, sources = training.F, sources or Sources(training)
         kept = {v.name for v in training.saved}.difference(again)
-        made = _lasting(forward, Replay(training.I, forward, again, kept).computed) - kept
-        self.B = Replay(training.B, forward, again, kept)
-        self.W = Replay(training.W, forward, again, kept | made)
-        passed = [n for n in forward.nodes if n in made & self.W.read]
-        self.I = Replay(training.I, forward, again, kept, passed)
+        alone = Replay(training.I, forward, sources, again, kept)
+        made = sources.lasting(alone.computed) - kept
+        self.B = Replay(training.B, forward, sources, again, kept)
+        self.W = Replay(training.W, forward, sources, again, kept | made)
+        shared = made & self.W.read
+        passed = [n for n in sources.nodes(forward) if n in shared]
+        self.I = Replay(training.I, forward, sources, again, kept, passed) if passed else alone
         of_i = {o.name for o in training.I.outputs_of(OutputKind.SAVED)}
         self.read = (self.B.read | self.I.read | self.W.read).difference(passed, of_i)
-
-
-def _lasting(forward: Graph, computed: Collection[str]) -> set[str]:
-    """Which of the nodes that I computes again W may read: tensors with memory of their own."""
-    items = {n.name for n in forward.calls if n.target is operator.getitem and
-             n.all_input_nodes[0].name in computed}  # fmt: skip
-    own = {n.name for n in forward.calls if n.name in computed and not views(n)}
-    return items | {n for n in own if isinstance(forward.node(n).meta["val"], torch.Tensor)}
 
 
 class Replay:
@@ -159,6 +190,7 @@ class Replay:
     Args:
         graph: B, I or W.
         forward: F.
+        sources: Of the nodes of both.
         again: Names of saved values.
         given: Names of values of F that are there, and so are read.
         passed: Names of values of F to yield too.
@@ -172,37 +204,38 @@ class Replay:
         self,
         graph: Graph,
         forward: Graph,
+        sources: Sources,
         again: Collection[str],
         given: Collection[str],
         passed: Collection[str] = (),
     ) -> None:
-        self._graph, self._forward = graph, forward
-        there = {n: node for n, node in graph.nodes.items() if n not in again or _calls(node)}
-        self._sources: dict[str, fx.Node] = {**forward.nodes, **there}
+        self._graph, self._forward, self._reads = graph, forward, sources.reads
+        nodes = sources.nodes(graph)
+        there = {n: node for n, node in nodes.items() if n not in again or _calls(node)}
+        self._sources: dict[str, fx.Node] = {**sources.nodes(forward), **there}
         self._given = {n for n in given if n not in there}
-        lazy = {n.name for n in forward.calls}
         self.nodes: list[fx.Node] = []
         self._done: set[str] = set()
-        for node in graph.calls:
-            if node.name not in lazy:
-                self._need(node.name)
+        for name, node in nodes.items():
+            if _calls(node) and name not in sources.lazy:
+                self._need(name)
         self.outputs = (*graph.outputs, *(GraphOutput(n, OutputKind.SAVED, n) for n in passed))
         for output in self.outputs:
             self._need(output.node)
 
     def _need(self, name: str) -> None:
         """Put a node and what it needs into the order."""
-        stack = [(name, False)]
+        stack, done = [(name, False)], self._done
         while stack:
             at, ready = stack.pop()
-            if at in self._done:
+            if at in done:
                 continue
             if ready or at in self._given:
-                self._done.add(at)
+                done.add(at)
                 self.nodes.append(self._sources[at])
                 continue
             stack.append((at, True))
-            stack += [(n.name, False) for n in reversed(self._sources[at].all_input_nodes)]
+            stack += [(n, False) for n in self._reads(self._sources[at]) if n not in done]
 
     @cached_property
     def computed(self) -> frozenset[str]:

@@ -21,7 +21,6 @@ from pipec.errors import PlanError
 from pipec.graph.ir import InputKind, nbytes, tensor, tensor_nbytes
 from pipec.plan.facts import Facts, SharedWeight, StageFacts
 from pipec.plan.model import HostSlot, Plan, Stage
-from pipec.simulate.memory import WORKSPACES
 
 
 def plan_facts(plan: Plan) -> Facts:
@@ -134,7 +133,7 @@ def _estimated(plan: Plan, stage: Stage, trained: int) -> StageCost:
         step=step,
         step_copied=step,
         optimizer_bytes=OPTIMIZER_COPIES * trained,
-        workspace={k: again for k in WORKSPACES if k not in ("F", "STEP")},
+        workspace=again | {f"first {k}": again[k] for k in ("B", "W")},
     )
 
 

@@ -14,6 +14,7 @@ from pipec.compiler.working import Rewrites
 from pipec.graph.ir import nbytes
 from pipec.plan.facts import Facts, StageFacts
 from pipec.plan.model import HostSlot, Plan
+from pipec.schedule.action import ActionKind
 from pipec.schedule.channels import Channel
 from pipec.schedule.offload import insert_offload
 from pipec.schedule.schedule import Schedule
@@ -139,8 +140,10 @@ class Foresight:
     @cached_property
     def rewrites(self) -> list[Rewrites]:
         """The graphs of every stage with values that are computed again."""
-        stages = self._facts.stages
-        return [Rewrites(w, s.cost.kernels) for w, s in zip(self.works, stages, strict=True)]
+        stages = zip(self.works, self._facts.stages, strict=True)
+        backward = (ActionKind.B, ActionKind.I, ActionKind.W)
+        kinds = [k.name for k in backward if k in self.schedule.kind]
+        return [Rewrites(work, s.cost.kernels, kinds) for work, s in stages]
 
     @cached_property
     def _measured(self) -> list[bool]:

@@ -24,12 +24,12 @@ from pipec.compiler.complete import completed
 from pipec.compiler.facts import plan_facts
 from pipec.compiler.fates import Fates, Foresight
 from pipec.compiler.residency import StageWork, saved_in_order
-from pipec.compiler.timeline import plan_timeline
+from pipec.compiler.timeline import plan_timeline, timeline_of
 from pipec.compiler.working import WorkingBytes, together, values_of
 from pipec.errors import PassError, PipecError
 from pipec.graph.eager import eager_parts
 from pipec.options import spelled
-from pipec.plan.model import Plan
+from pipec.plan.model import STATE_WAITS, Plan
 from pipec.residency.choose import Choice, DoesNotFitError, choose
 from pipec.residency.problem import RECOMPUTE, Problem
 from pipec.schedule.action import ActionKind
@@ -46,6 +46,7 @@ _MORE = 1 + 1e-9
 _WIDER = 1.01
 """What the room of a stage at least grows by where nothing fits it."""
 _SAVED = (ChannelKind.S, ChannelKind.H)
+_OPTIMIZER = "the optimizer's state in host memory (insert-offload{optimizer=true})"
 
 
 @dataclass(frozen=True)
@@ -205,6 +206,17 @@ class Fit:
         return plan_timeline(self.plan, self.schedule)
 
     @cached_property
+    def static(self) -> Timeline:
+        """Of the plan with nothing saved, sent or held while something runs: the least of any."""
+        facts = plan_facts(self.plan)
+        stages = tuple(
+            replace(s, saved=0.0, saved_for_w=0.0, cost=replace(s.cost, workspace={}))
+            for s in facts.stages
+        )
+        light = tuple(replace(c, nbytes=0) for c in self.schedule.channels)
+        return timeline_of(replace(facts, stages=stages), self.schedule.replace(channels=light))
+
+    @cached_property
     def limits(self) -> Floats:
         """Bytes of each device."""
         devices = self.plan.cluster.devices[: self.schedule.devices]
@@ -335,6 +347,30 @@ class Fit:
         sharing = max(len(self._stages_of(d)) for d in place.forward[stage])
         return devices[ahead].host_bandwidth / sharing if self.host else 0.0
 
+    @property
+    def _spelled(self) -> str:
+        return spelled(self.schedule.name, placing(self.schedule))
+
+    def check_static(self) -> None:
+        """Refuse at once where weights and what belongs to them are above a limit.
+
+        Raises:
+            PassError: They are.
+        """
+        over = self.over(self.static)
+        device = int(over.argmax())
+        if over[device] <= 0:
+            return
+        more = ["more stages"] + [_OPTIMIZER] * (STATE_WAITS not in self.plan.options)
+        raise PassError(
+            f"schedule {self._spelled} does not fit device {device}: weights, their gradients and "
+            "the optimizer's state alone are above its memory",
+            where=f"{self.limits[device]:,.0f} bytes of memory",
+            got=f"{self.static.peak_bytes[device]:,.0f} bytes at least, nothing saved",
+            want=f"{self.limits[device]:,.0f} bytes: {over[device]:,.0f} bytes short",
+            hint=self._other(self.plan) or ", or ".join(more),
+        )
+
     def refusal(self) -> PassError:
         """That no choice fits, with the one of those that were tried which is nearest to it."""
         chosen = min(self.tried, key=lambda t: self.over(self.simulated(t)).max())
@@ -343,16 +379,16 @@ class Fit:
         peak, limit = found.timeline.peak_bytes[device], self.limits[device]
         allowed = {"move": self.host, "be recomputed": self.recompute}
         return PassError(
-            f"schedule {spelled(self.schedule.name, placing(self.schedule))} does not fit device "
-            f"{device}, with all that may " + " or ".join(a for a in allowed if allowed[a]),
+            f"schedule {self._spelled} does not fit device {device}, with all that may "
+            + " or ".join(a for a in allowed if allowed[a]),
             where=f"{limit:,.0f} bytes of memory",
             got=f"{peak:,.0f} bytes at least",
             want=f"{limit:,.0f} bytes: {peak - limit:,.0f} bytes short",
-            hint=self._hint(found),
+            hint=self._hint(found.plan),
         )
 
-    def _hint(self, found: Fitted) -> str:
-        """What would fit: schedules that the same stages keep the limit with; more freedom."""
+    def _other(self, plan: Plan) -> str | None:
+        """A schedule, or a count of microbatches, with which the stages of a plan fit."""
         name, m, n = self.schedule.name, self.schedule.microbatches, len(self.plan.stages)
         mine, given = placing(self.schedule), self.schedule.options
         others = {k: v for k, v in mine.items() if k != "chunks"}
@@ -364,13 +400,19 @@ class Fit:
                 compute = generate(other, n, count, **options)
                 if compute.placement != self.schedule.placement:
                     continue
-                order = completed(compute, found.plan)
-                peaks = np.array(plan_timeline(found.plan, order).peak_bytes)
+                peaks = np.array(plan_timeline(plan, completed(compute, plan)).peak_bytes)
             except PipecError:
                 continue
             if (peaks <= self.limits).all():
                 told = spelled(other, mine if options is given else others)
                 return f"schedule {told} with {count} microbatches fits"
+        return None
+
+    def _hint(self, plan: Plan) -> str:
+        """What would fit, or may: other schedules, more freedom."""
+        if other := self._other(plan):
+            return other
+        name, mine = self.schedule.name, placing(self.schedule)
         more = [t for t, able in (("recompute=true", self.recompute), ("insert-offload", self.host))
                 if not able]  # fmt: skip
         if self.schedule.rule.alike and ActionKind.I not in self.schedule.kind:  # it yields to W

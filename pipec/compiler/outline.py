@@ -22,7 +22,7 @@ from pipec.autodiff.needs import needs_grad
 from pipec.autodiff.recompute import views
 from pipec.autodiff.tidy import results, separate_convolutions
 from pipec.cluster.cluster import Cluster
-from pipec.compiler.stage_timing import holder, peak_of
+from pipec.compiler.stage_timing import holder, life, peak_of
 from pipec.cost.stage import StageCost
 from pipec.cost.table import CostTable
 from pipec.cost.update import OPTIMIZER_COPIES, update_cost
@@ -227,7 +227,7 @@ class Outline:
             leave = {n.name for n in mine if any(of.get(u.name, s) != s for u in n.users)}
             order = [*given.values(), *mine]
             names = {n.name for n in order}
-            room = peak_of(order, leave | (ends & names), names)[0]
+            room = peak_of([life(n) for n in order], leave | (ends & names), names)[0]
             kept = {holder(nodes[name]) for name in ends & names}
             outputs = sum(nbytes(n) for n in kept if n.op == "call_function")
             seconds = self.costs.of(kinds[s])

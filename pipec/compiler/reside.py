@@ -162,6 +162,7 @@ def best(
         PassError: A limit cannot be met.
     """
     fit = Fit(plan, schedule, limit, applied(plan, schedule), recompute, host)
+    fit.check_static()
     found = _best(fit)
     if found is None:
         raise fit.refusal()

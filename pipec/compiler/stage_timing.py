@@ -3,8 +3,9 @@
 Where the table knows the whole stage (``pipec profile DIRECTORY``), that counts; else its nodes.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from torch import fx
 
@@ -32,7 +33,7 @@ def sequential_timing(plan: Plan) -> tuple[StageTiming, ...]:
 
 def measured_stage(plan: Plan, stage: Stage) -> StageCost | None:
     """What was measured of a stage on its kind of device; None if nothing was."""
-    if plan.costs is None:
+    if plan.costs is None or not plan.costs.stages:
         return None
     ahead, behind = (device_of(plan, stage, backward=b).kind for b in (False, True))
     found = [plan.costs.stages.get(kind, {}).get(stage.cost_key) for kind in (ahead, behind)]
@@ -111,15 +112,46 @@ def peak_live_bytes(graph: Graph, counted: Collection[str]) -> int:
         graph: The graph.
         counted: Names of the nodes whose bytes count.
     """
-    order = [n for n in graph.module.graph.nodes if n.op != "output"]
+    order = [life(n) for n in graph.module.graph.nodes if n.op != "output"]
     return peak_of(order, [o.node for o in graph.outputs], counted)[0]
 
 
+class Life(NamedTuple):
+    """What of a node decides how long memory lives.
+
+    Attributes:
+        name: Its own.
+        reads: Names of what it reads.
+        shows: Whether it shows the memory of the first of them.
+        item: Whether it is one of the tensors that the first of them makes.
+        own: Bytes that it allocates.
+        nbytes: Bytes of what it is.
+        kernel: Bytes that it allocates while it runs, where they are known.
+    """
+
+    name: str
+    reads: tuple[str, ...]
+    shows: bool
+    item: bool
+    own: int
+    nbytes: int
+    kernel: int
+
+
+def life(node: fx.Node, kernel: int = 0) -> Life:
+    """See `Life`."""
+    item = _is_item(node)
+    reads = tuple(read.name for read in node.all_input_nodes)
+    shows = _is_view(node) and not item
+    return Life(node.name, reads, shows, item, own_bytes(node), nbytes(node) if item else 0, kernel)
+
+
 def peak_of(
-    order: Sequence[fx.Node],
+    order: Sequence[Life],
     results: Collection[str],
     counted: Collection[str],
-    kernels: Mapping[str, int] | None = None,
+    *,
+    kernels: bool = True,
 ) -> tuple[int, frozenset[str]]:
     """As `peak_live_bytes`, of nodes that read each other by their names; and which are alive then.
 
@@ -127,32 +159,33 @@ def peak_of(
         order: The nodes as they run; what they read from elsewhere does not count.
         results: Names of those that live to the end.
         counted: Names of those whose bytes count.
-        kernels: Name to the bytes that a node allocates while it runs, where it is known.
+        kernels: Whether what nodes allocate while they run counts.
     """
     home, last = dict[str, str](), dict[str, int]()
     for k, n in enumerate(order):
-        reads = [home[read.name] for read in n.all_input_nodes if read.name in home]
-        shows = reads and _is_view(n) and not _is_item(n)
-        home[n.name] = reads[0] if shows else n.name
-        last |= dict.fromkeys([*reads, home[n.name]], k)
+        reads = [home[read] for read in n.reads if read in home]
+        home[n.name] = own = reads[0] if n.shows and reads else n.name
+        for read in reads:
+            last[read] = k
+        last[own] = k
     last |= dict.fromkeys([home[name] for name in results], len(order))
     ends: dict[int, list[str]] = {}
     for name, k in last.items():
         ends.setdefault(k, []).append(name)
-    live, peak = dict[str, int](), (0, frozenset[str]())
+    live, peak, fullest = dict[str, int](), 0, frozenset[str]()
     held = 0
     for k, n in enumerate(order):
-        live[n.name] = own_bytes(n) if n.name in counted else 0
-        running = held + max(live[n.name], kernels.get(n.name, 0) if kernels else 0)
-        held += live[n.name]
-        if _is_item(n) and live.get(made := n.all_input_nodes[0].name):
-            live[n.name] = nbytes(n)  # each tensor of a tuple is let go for itself
-            live[made] -= live[n.name]
-        if running > peak[0]:
-            peak = running, frozenset(name for name, size in live.items() if size)
+        live[n.name] = own_size = n.own if n.name in counted else 0
+        running = held + max(own_size, n.kernel if kernels else 0)
+        held += own_size
+        if n.item and live.get(made := n.reads[0]):
+            live[n.name] = n.nbytes  # each tensor of a tuple is let go for itself
+            live[made] -= n.nbytes
+        if running > peak:
+            peak, fullest = running, frozenset(name for name, size in live.items() if size)
         for done in ends.get(k, ()):
             held -= live.pop(done)
-    return peak
+    return peak, fullest
 
 
 def holder(node: fx.Node) -> fx.Node:

@@ -6,12 +6,12 @@ from functools import cached_property
 from math import fsum, inf
 
 import numpy as np
-from torch import fx
+from torch import Tensor, fx
 
 from pipec.autodiff.model import Training
-from pipec.autodiff.rewrite import Replays
+from pipec.autodiff.rewrite import Replays, Sources
 from pipec.compiler.residency import StageWork, saved_in_order
-from pipec.compiler.stage_timing import holder, own_bytes, peak_of
+from pipec.compiler.stage_timing import Life, holder, life, own_bytes, peak_of
 from pipec.cost.stage import StageCost
 from pipec.graph.comm import is_comm
 from pipec.graph.ir import GraphOutput, InputKind, OutputKind, tensor, tensor_nbytes
@@ -52,9 +52,8 @@ class Rewritten:
     """The graphs of a stage whose B, I and W compute some saved values again, told by their nodes.
 
     Args:
-        training: The graphs as they are, nothing offloaded.
+        stage: The graphs as they are.
         again: Names of saved values; if there are none, nothing is rewritten.
-        kernels: `kernel_key` to what a kernel allocates, where that is more than it makes.
 
     Attributes:
         orders: B, I and W to their nodes in order, the names of results, those of what is computed.
@@ -62,28 +61,27 @@ class Rewritten:
         for_w: What W reads of it, or of what I yields, with its bytes.
     """
 
-    def __init__(
-        self, training: Training, again: frozenset[str], kernels: Mapping[str, int]
-    ) -> None:
-        self._kernels = kernels
+    def __init__(self, stage: "Rewrites", again: frozenset[str]) -> None:
+        self._stage, training = stage, stage.work.training
         self.forward, graphs = training.F, {k: training.graphs[k] for k in _BACKWARD}
         if again:
-            replays = Replays(training, again)
+            replays = Replays(training, again, stage.sources)
             of = {k: getattr(replays, k) for k in _BACKWARD}
             self.orders = {k: (r.nodes, _results(r.outputs), r.computed) for k, r in of.items()}
             read, of_w = replays.read, replays.W.read
         else:
             self.orders = {
-                k: ([*g.nodes.values()], _results(g.outputs), {n.name for n in g.calls})
+                k: ([*g.nodes.values()], _results(g.outputs), frozenset(n.name for n in g.calls))
                 for k, g in graphs.items()
             }
             read = {v.name for v in training.saved}
             of_w = {i.node for i in training.W.inputs_of(InputKind.SAVED)}
-        w = {n.name: n for n in self.orders["W"][0]}
         names = {i.node: i.name for i in training.W.inputs_of(InputKind.SAVED)}
-        self.saved = {n: tensor_nbytes(tensor(training.F.node(n))) for n in read}
-        self.for_w = {names.get(n, n): tensor_nbytes(tensor(w[n])) for n in of_w}
-        self._calls = {n.name for n in training.F.calls if not is_comm(n)}
+        sizes, in_w = stage.sizes, stage.sources.nodes(training.W)
+        self.saved = {n: sizes[n] for n in read}
+        self.for_w = {
+            names.get(n, n): tensor_nbytes(tensor(in_w[n])) if n in in_w else sizes[n] for n in of_w
+        }
 
     def seconds(self, work: StageWork, kind: str) -> float:
         """What B, I or W computes of what F has computed."""
@@ -91,10 +89,21 @@ class Rewritten:
 
     @cached_property
     def alive(self) -> tuple[int, frozenset[str]]:
-        """Most bytes of values of F that are computed and alive at a time; and which they are."""
-        peaks = (peak_of(nodes, results, self._calls & {*computed})
-                 for nodes, results, computed in self.orders.values())  # fmt: skip
-        return max(peaks, key=lambda p: p[0])
+        """Most bytes of values of F that are computed and alive at a time; and which they are.
+
+        In whichever of B, I and W run.
+        """
+        return max(map(self._alive, self._stage.kinds), key=lambda found: found[0])
+
+    @cached_property
+    def working(self) -> dict[str, int]:
+        """As `working_bytes` of the graphs."""
+        return {kind: self._alive(kind)[0] for kind in self.orders}
+
+    def _alive(self, kind: str) -> tuple[int, frozenset[str]]:
+        nodes, results, computed = self.orders[kind]
+        order, counted = [self._stage.told(n) for n in nodes], self._stage.calls & computed
+        return peak_of(order, results, counted, kernels=False)
 
     @cached_property
     def fullest(self) -> dict[str, int]:
@@ -102,15 +111,16 @@ class Rewritten:
         found = {k: self._peak(*order) for k, order in self.orders.items()}
         results = [o.node for o in self.forward.outputs if o.kind is not OutputKind.SAVED]
         results += self.saved
-        needed = ancestors(map(self.forward.node, results))
-        order = [n for n in self.forward.nodes.values() if n in needed]
+        nodes = self._stage.sources.nodes(self.forward)
+        needed = ancestors(nodes[name] for name in results)
+        order = [n for n in nodes.values() if n in needed]
         calls = {n.name for n in order if n.op == "call_function"}
         return {**found, "F": self._peak(order, results, calls) - sum(self.saved.values())}
 
     def _peak(
         self, order: Sequence[fx.Node], results: Collection[str], calls: Collection[str]
     ) -> int:
-        return peak_of(order, results, calls, kernel_bytes(order, self._kernels))[0]
+        return peak_of([self._stage.told(n) for n in order], results, calls)[0]
 
 
 class Rewrites:
@@ -118,12 +128,30 @@ class Rewrites:
 
     Args:
         work: A stage, nothing offloaded.
-        kernels: As `Rewritten` takes them.
+        kernels: `kernel_key` to what a kernel allocates, where that is more than it makes.
+        kinds: Which of B, I and W run.
+
+    Attributes:
+        sources: The nodes of its graphs.
+        calls: Names of what F computes.
+        sizes: Bytes of tensors of F, by name.
     """
 
-    def __init__(self, work: StageWork, kernels: Mapping[str, int]) -> None:
-        self.work, self._kernels = work, kernels
+    def __init__(
+        self, work: StageWork, kernels: Mapping[str, int], kinds: Sequence[str] = _BACKWARD
+    ) -> None:
+        self.work, self.kinds, training = work, kinds, work.training
+        self.sources = Sources(training)
+        self.calls = frozenset(n.name for n in training.F.calls if not is_comm(n))
+        values = {n: found.meta.get("val") for n, found in self.sources.nodes(training.F).items()}
+        self.sizes = {n: tensor_nbytes(v) for n, v in values.items() if isinstance(v, Tensor)}
         self._known: dict[frozenset[str], Rewritten] = {}
+        self._lives: dict[fx.Node, Life] = {}
+        for graph in (training.F, *map(training.graphs.__getitem__, _BACKWARD)):
+            nodes = self.sources.nodes(graph).values()
+            taken = kernel_bytes(nodes, kernels)
+            self._lives |= {n: life(n, taken.get(n.name, 0)) for n in nodes}
+        self.told = self._lives.__getitem__
 
     def __contains__(self, again: frozenset[str]) -> bool:
         """Whether it was found before."""
@@ -132,7 +160,7 @@ class Rewrites:
     def of(self, again: frozenset[str]) -> Rewritten:
         """With some values computed again."""
         if again not in self._known:
-            self._known[again] = Rewritten(self.work.training, again, self._kernels)
+            self._known[again] = Rewritten(self, again)
         return self._known[again]
 
     def cost(self, before: StageCost, again: frozenset[str], *, measured: bool) -> StageCost:
@@ -155,7 +183,9 @@ class Rewrites:
                 for name, size in before.workspace.items()
             }
         else:
-            workspace = dict.fromkeys(before.workspace, new.alive[0])
+            workspace = {
+                name: new.working.get(name.removeprefix("first "), 0) for name in before.workspace
+            }
         return replace(
             before,
             B=before.B + more["B"],

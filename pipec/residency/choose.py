@@ -27,7 +27,10 @@ FEW = 12
 _SOME = 1e-6
 """A fraction of a value from which on all of it may be recomputed."""
 STARTS, MANY = (10, 2), 100
-"""Most unlike decisions that are improved: of up to so many values, and of more."""
+"""Most unlike decisions that are improved: of up to so many values, and of more.
+
+Of more values one that does not fit is not, once another one does.
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +96,8 @@ def choose(problem: Problem) -> Choice:
     near = step * (1 + CLOSE) + first.added_seconds
     best, *others = _starts(problem, first)
     for start in (best, *others):
-        if best.seconds > near:
+        lost = problem.values > MANY and start.seconds == np.inf > best.seconds
+        if best.seconds > near and not lost:
             best = min(best, improved(problem, start), key=lambda t: t.order)
     if best.seconds == np.inf:
         raise DoesNotFitError(best.peak_bytes, problem.cap)

@@ -162,6 +162,8 @@ def _alone(
 ) -> tuple[float, float]:
     """Seconds of a period and most bytes held: of decisions that are alike in these, only once."""
     flight, alternates, forward, backward = row
+    if not sizes:  # one action behind the other
+        return forward + backward, flight * kept + working
     like = _prepared(flight, alternates, tuple(depth for depth, _ in sizes))
     nbytes = iter([int(size) for _, size in sizes])
     channels = [

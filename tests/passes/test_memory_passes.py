@@ -15,9 +15,11 @@ from pipec.autodiff.model import Training
 from pipec.autodiff.rewrite import recomputed
 from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.driver import make_plan
+from pipec.compiler.fates import Fates
 from pipec.compiler.fit import Fit, Residency
 from pipec.compiler.pass_base import Pass
 from pipec.compiler.pass_manager import parse_pipeline, run_passes
+from pipec.compiler.refine import Search
 from pipec.compiler.reside import applied
 from pipec.compiler.residency import saved_in_order, stage_work, working_bytes
 from pipec.compiler.timeline import plan_timeline
@@ -305,12 +307,45 @@ def test_an_order_made_from_costs_stands_in_front_of_the_memory_pass() -> None:
     assert max(made.timeline.peak_bytes) <= limit
 
 
+def fit_of(name: str) -> Fit:
+    order = scheduled(plan_of(), name, MICROBATCHES)
+    return Fit(plan_of(), order, None, applied(plan_of(), order), recompute=True, host=True)
+
+
 @pytest.mark.parametrize("kind", [InsertRecompute, InsertOffload])
 def test_an_impossible_limit_says_how_far_it_was(kind: type[Any]) -> None:
-    with pytest.raises(PassError, match="does not fit device") as told:
-        kind(memory_limit=1e4).run(plan_of())
+    static = max(fit_of("1f1b").static.peak_bytes)
+    with pytest.raises(PassError, match=r"does not fit device .*, with all that may") as told:
+        kind(memory_limit=1.01 * static).run(plan_of())
     assert "bytes short" in str(told.value)
     assert "less memory, but perhaps still too much" in str(told.value)  # nothing is promised
+
+
+def test_a_limit_below_the_weights_is_refused_before_any_search(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Fit, "solved", None)
+    monkeypatch.setattr(Search, "best", None)
+    with pytest.raises(PassError, match="the optimizer's state alone") as told:
+        InsertOffload(memory_limit=1e4, recompute=True).run(plan_of())
+    assert "insert-offload{optimizer=true}" in str(told.value)
+
+
+@pytest.mark.parametrize("name", ["1f1b", "gpipe", "zb-h1"])
+def test_no_choice_holds_less_than_what_is_static(name: str) -> None:
+    """Whatever leaves or is computed again, and where nothing that can stay does."""
+    fit, rng = fit_of(name), np.random.default_rng(0)
+    static = np.array(fit.static.peak_bytes)
+    assert (static > 0).all()
+    for share in (0.0, 0.5, 1.0):
+        chosen = []
+        for stage in range(STAGES):
+            able = fit.able(stage)
+            kinds = rng.random(len(able)) < share
+            again = [a.name for a, k in zip(able, kinds, strict=True) if k and a.seconds < np.inf]
+            out = tuple(a.name for a in able if a.leaves and a.name not in again and share)
+            chosen.append(Fates(frozenset(again), ((1, out),) if out else ()))
+        assert (static <= np.array(fit.simulated(chosen).peak_bytes)).all()
 
 
 def test_a_model_without_loss_and_a_second_offload_are_refused() -> None:
@@ -346,11 +381,14 @@ def test_working_bytes_are_those_of_the_rewritten_graphs() -> None:
     work = stage_work(plan_of())[1]
     training = work.training
     names, rng = saved_in_order(training), np.random.default_rng(0)
-    told = WorkingBytes(Rewrites(work, {}), 3)
+    rewrites = Rewrites(work, {})
+    told = WorkingBytes(rewrites, 3)
     for share in np.linspace(0, 1, 8):
         decision = np.where(rng.random(len(names)) < share, RECOMPUTE, KEEP)
         again = {names[v] for v in np.flatnonzero(decision)}
         rewritten = recomputed(training, again)
         more = rewritten.saved_bytes - sum(v.nbytes for v in training.saved if v.name not in again)
-        assert told(decision).alive == working_bytes(rewritten)
-        assert told(decision).nbytes == working_bytes(rewritten) + 3 * more
+        working = working_bytes(rewritten)
+        assert told(decision).alive == max(working.values())
+        assert told(decision).nbytes == max(working.values()) + 3 * more
+        assert rewrites.of(frozenset(again)).working == working
