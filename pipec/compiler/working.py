@@ -102,7 +102,7 @@ class Rewritten:
 
     def _alive(self, kind: str) -> tuple[int, frozenset[str]]:
         nodes, results, computed = self.orders[kind]
-        order, counted = [self._stage.told(n) for n in nodes], self._stage.calls & computed
+        order, counted = [self._stage.life_of(n) for n in nodes], self._stage.calls & computed
         return peak_of(order, results, counted, kernels=False)
 
     @cached_property
@@ -120,7 +120,7 @@ class Rewritten:
     def _peak(
         self, order: Sequence[fx.Node], results: Collection[str], calls: Collection[str]
     ) -> int:
-        return peak_of([self._stage.told(n) for n in order], results, calls)[0]
+        return peak_of([self._stage.life_of(n) for n in order], results, calls)[0]
 
 
 class Rewrites:
@@ -135,6 +135,7 @@ class Rewrites:
         sources: The nodes of its graphs.
         calls: Names of what F computes.
         sizes: Bytes of tensors of F, by name.
+        life_of: `life` of a node of any of the graphs.
     """
 
     def __init__(
@@ -151,7 +152,7 @@ class Rewrites:
             nodes = self.sources.nodes(graph).values()
             taken = kernel_bytes(nodes, kernels)
             self._lives |= {n: life(n, taken.get(n.name, 0)) for n in nodes}
-        self.told = self._lives.__getitem__
+        self.life_of = self._lives.__getitem__
 
     def __contains__(self, again: frozenset[str]) -> bool:
         """Whether it was found before."""
