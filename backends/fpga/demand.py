@@ -45,6 +45,8 @@ NAMES = ("DSP", "LUT", "BRAM36", "UltraRAM", "time slots of memory ports", "FF")
 _DDR = RESOURCES.index("ddr")
 _WORD = 72
 """Bits of a word of what waits: those of both kinds of block memories."""
+_NODES = 500
+"""Of the search for options that are whole, at most."""
 _PRICES = tuple(4.0 / 1.25**k for k in range(16))
 """Of all time slots of the memory ports beside all of one kind of memory, until a choice fits."""
 STORES = slice(1, 4)
@@ -187,7 +189,8 @@ class Demand:
 
         Not everything is known when layers are chosen: what waits in FIFOs depends on all choices,
         and memories are whole. At a lower price of time slots a choice takes less memory; the
-        highest price at which all fits is found by bisection.
+        highest price at which all fits is found by bisection. Where none fits, options are chosen
+        whole, and such that LUTs are left: converters, which depend on all choices, take them.
 
         Args:
             room: What a board offers.
@@ -209,7 +212,7 @@ class Demand:
             middle = (low + high) // 2
             choice = demand.cheapest(room, _PRICES[middle])
             if choice is None:
-                break
+                return found
             tried = attempt(choice)
             if not isinstance(tried, Shortage) or isinstance(found, Shortage):
                 found = tried
@@ -217,14 +220,16 @@ class Demand:
                 low = middle
             else:
                 high = middle
+        if isinstance(found, Shortage) and (choice := demand.cheapest(room, 0.0, whole=True)):
+            return attempt(choice)
         return found
 
-    def cheapest(self, room: Room, price: float) -> Choice | None:
+    def cheapest(self, room: Room, price: float, *, whole: bool = False) -> Choice | None:
         """The option of each group that costs least in all; None if the board is too small.
 
         A linear program over the shares of options and of memories in their kinds; a group takes
         the option with the largest share. The price is what all time slots count beside all of one
-        kind of memory.
+        kind of memory. If options are ``whole``, LUTs count most, too.
         """
         options = [o for g in self.groups for o in g.options]
         items = [(k, item) for k, o in enumerate(options) for item in (*o.items, *o.held)]
@@ -238,9 +243,13 @@ class Demand:
         use[-1, at] = costs[:, 0]
         use /= np.maximum(limit, 1e-6)[:, None]
         sums, once = self._once([k for k, _ in items])
+        memory = 0.3 if whole else 1.0
+        prices = np.array([0.0, 1.0, memory, memory, price])
         # the stubs know no sparse matrices here
         found: OptimizeResult = milp(
-            use[STORES].sum(axis=0) + price * use[_DDR] + 1e-3 * use.sum(axis=0),
+            prices @ use[:-1] + 1e-3 * use.sum(axis=0),
+            integrality=np.repeat([int(whole), 0], [count, 3 * len(items)]),
+            options={"mip_rel_gap": 1e-3, "node_limit": _NODES},
             bounds=Bounds(0.0, 1.0),
             constraints=LinearConstraint(
                 vstack([csr_array(use), sums]),

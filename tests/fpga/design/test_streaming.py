@@ -2,16 +2,28 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from pipec.backends.fpga.banks import blocks_of
 from pipec.backends.fpga.cycles import network_of, steady_state
-from pipec.backends.fpga.demand import Demands, bits_beside
+from pipec.backends.fpga.demand import (
+    Choice,
+    Demand,
+    Demands,
+    Group,
+    Option,
+    Room,
+    Shortage,
+    bits_beside,
+    fit,
+)
 from pipec.backends.fpga.engines.network import Network
 from pipec.backends.fpga.fifo import deepened
 from pipec.backends.fpga.lowering.lower import lower
+from pipec.backends.fpga.memory import Item
 from pipec.backends.fpga.search import Board, Search, bound, deep_fifos
 from pipec.cluster.presets import PRESETS
 from tests.fpga.design.models import graph_of
@@ -101,3 +113,32 @@ def test_dear_memory_makes_small_buffers() -> None:
         slots.append(sum(o.fixed(board.room.period)[-1] for o in choice))
     assert waits[0] < waits[1]
     assert slots[0] > slots[1]
+
+
+def test_options_are_chosen_whole_where_shares_of_them_do_not_fit() -> None:
+    """Four tables of two block RAMs each; LUTs stream 3.9 of them: three are streamed.
+
+    In shares the fourth one is streamed by more than half, at any price.
+    """
+    chip = Option(items=[Item("table", "weight", 72, 1024)])
+    streamed = Option(block=1, lut=200.0, rates=[1e-6], ported=True)
+    groups = tuple(Group(0, f"y{k}", (chip, streamed)) for k in range(4))
+    demand = Demand(groups, np.zeros(1, dtype=np.bool_))
+    most = np.array([0.0, 780.0, 3.25, 0.0, 64.0])
+    room = Room(most, np.zeros(5), lut_memory=780.0, period=64, ff=1e6, shell_ff=0.0)
+    lacks = fit([chip] * 4, room)
+    assert isinstance(lacks, Shortage)
+    choices = list[Choice]()
+
+    def attempt(choice: Choice) -> Choice | Shortage:
+        choices.append(choice)
+        found = fit(choice, room)
+        return found if isinstance(found, Shortage) else choice
+
+    found = demand.streamed(room, attempt, lacks)
+    assert not isinstance(found, Shortage)
+    assert [o.block for o in found].count(1) == 3
+    assert all(isinstance(fit(c, room), Shortage) for c in choices[:-1])
+    assert len(choices) > 1
+    tight = dataclasses.replace(room, most=np.array([0.0, 599.0, 3.25, 0.0, 64.0]))
+    assert isinstance(demand.streamed(tight, lambda c: fit(c, tight), lacks), Shortage)
