@@ -147,7 +147,7 @@ def ours(one: StageWork, limit: float) -> tuple[float, float]:
         left = float(sum(size[n] for n in names if n not in again))
         return Working(max(held(again) - left, 0.0), 0.0, ())
 
-    sizes, again = values_of(one, recompute=True)
+    sizes, again = values_of(one)
     sizes = np.where([counted(nodes[n]) for n in names], sizes, 0.0)
     size = dict(zip(names, sizes.tolist(), strict=True))
     problem = Problem(

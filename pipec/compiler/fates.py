@@ -87,7 +87,7 @@ class Foresight:
         told = [self.told(s, fates) for s, fates in enumerate(chosen)]
         plan_channels = self.plan.channels
         facts = replace(
-            self._facts,
+            self.facts,
             stages=tuple(t.facts for t in told),
             moved_for_w={name: size for t in told for name, size in t.for_w.items()},
             saved_too=tuple(c.name for c in plan_channels if c.value in told[c.src].saved),
@@ -112,7 +112,7 @@ class Foresight:
         return self._told[stage, fates]
 
     def _tell(self, stage: int, fates: Fates) -> Told:
-        work, before = self.works[stage], self._facts.stages[stage]
+        work, before = self.works[stage], self.facts.stages[stage]
         again = self.rewrites[stage].of(fates.recompute)
         slots = host_slots(stage, work.training, fates)
         gone = {name for slot in slots for name in slot.values}
@@ -140,7 +140,7 @@ class Foresight:
     @cached_property
     def rewrites(self) -> list[Rewrites]:
         """The graphs of every stage with values that are computed again."""
-        stages = zip(self.works, self._facts.stages, strict=True)
+        stages = zip(self.works, self.facts.stages, strict=True)
         backward = (ActionKind.B, ActionKind.I, ActionKind.W)
         kinds = [k.name for k in backward if k in self.schedule.kind]
         return [Rewrites(work, s.cost.kernels, kinds) for work, s in stages]
@@ -150,5 +150,6 @@ class Foresight:
         return [measured_stage(self.plan, stage) is not None for stage in self.plan.stages]
 
     @cached_property
-    def _facts(self) -> Facts:
+    def facts(self) -> Facts:
+        """What is known of the plan as it is."""
         return plan_facts(self.plan)

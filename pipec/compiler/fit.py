@@ -14,6 +14,7 @@ room of a device ──► problems of its stages ──► choices ──► pl
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import inf
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -21,7 +22,6 @@ import numpy.typing as npt
 
 from pipec.autodiff.model import Training
 from pipec.compiler.complete import completed
-from pipec.compiler.facts import plan_facts
 from pipec.compiler.fates import Fates, Foresight
 from pipec.compiler.residency import StageWork, saved_in_order
 from pipec.compiler.timeline import plan_timeline, timeline_of
@@ -94,6 +94,9 @@ class Fitted(Foreseen):
     schedule: Schedule
 
 
+Floats = npt.NDArray[np.float64]
+
+
 class Able(NamedTuple):
     """What may become of a saved value.
 
@@ -110,7 +113,20 @@ class Able(NamedTuple):
     leaves: bool
 
 
-Floats = npt.NDArray[np.float64]
+class Saved(NamedTuple):
+    """The saved values of a stage; see `Problem`.
+
+    Attributes:
+        nbytes: Bytes of each.
+        again: Seconds to compute each again; infinite where that is not allowed.
+        together: Those that are alive at one moment if they are computed again.
+    """
+
+    nbytes: Floats
+    again: Floats
+    together: list[dict[int, float]]
+
+
 Apply = Callable[[Sequence[Fates]], tuple[Plan, Schedule]]
 
 
@@ -163,7 +179,8 @@ class Fit:
     def allowing(self, recompute: bool, host: bool) -> Self:
         """The same with other freedom, and what was found of the plan."""
         other = replace(self, recompute=recompute, host=host)
-        other.__dict__.update(foresight=self.foresight, plain=self.plain)
+        known = {"foresight": self.foresight, "plain": self.plain, "_saved": self._saved}
+        other.__dict__.update(known)
         return other
 
     def made(self, chosen: Sequence[Fates]) -> Fitted:
@@ -203,12 +220,12 @@ class Fit:
     @cached_property
     def plain(self) -> Timeline:
         """Of the plan as it is."""
-        return plan_timeline(self.plan, self.schedule)
+        return timeline_of(self.foresight.facts, self.schedule)
 
     @cached_property
     def static(self) -> Timeline:
         """Of the plan with nothing saved, sent or held while something runs: the least of any."""
-        facts = plan_facts(self.plan)
+        facts = self.foresight.facts
         stages = tuple(
             replace(s, saved=0.0, saved_for_w=0.0, cost=replace(s.cost, workspace={}))
             for s in facts.stages
@@ -311,21 +328,29 @@ class Fit:
         return replace(self._problems[stage], cap=cap)
 
     @cached_property
+    def _saved(self) -> list[Saved]:
+        alike = self.schedule.rule.alike
+        return [
+            Saved(*values_of(work, alike=alike), together(work.training)) for work in self._works
+        ]
+
+    @cached_property
     def _problems(self) -> list[Problem]:
         """Every stage's, with no room."""
-        times, apart = plan_facts(self.plan).times().compute, self.schedule.placement.separate
-        found = []
-        for s, (work, turns) in enumerate(zip(self._works, self._turns, strict=True)):
+        times = self.foresight.facts.times().compute
+        apart, found = self.schedule.placement.separate, []
+        for s, (saved, turns) in enumerate(zip(self._saved, self._turns, strict=True)):
             flight = 1 if apart else max(turns.most, 1)
             problem = Problem(
-                *values_of(work, recompute=self.recompute, alike=self.schedule.rule.alike),
+                saved.nbytes,
+                saved.again if self.recompute else np.full(len(saved.again), inf),
                 forward=times[ActionKind.F][s],
                 backward=times[ActionKind.B][s],
                 cap=0.0,
                 bandwidth=self._bandwidth(s),
                 flight=flight,
                 alternates=turns.alternates or apart,
-                together=together(work.training),
+                together=saved.together,
                 working=WorkingBytes(self.foresight.rewrites[s], flight),
             )
             found.append(problem)

@@ -91,11 +91,12 @@ def fitted(
         )
     if limit is not None:
         plan = plan.replace(options={**plan.options, LIMIT: float(limit)})
+    fit = Fit(plan, schedule, limit, applied(plan, schedule), recompute, host)
     if schedule.placement.separate:
         _check_apart(schedule, host=host)
-    elif not Fit(plan, schedule, limit, applied(plan, schedule), recompute, host).needed:
+    elif not fit.needed:
         return plan
-    found = best(plan, schedule, limit, recompute=recompute, host=host)
+    found = best(fit)
     return found.plan.replace(schedule=None if plan.schedule is None else found.schedule)
 
 
@@ -151,9 +152,7 @@ def check_limit(plan: Plan, timeline: Timeline) -> None:
         )
 
 
-def best(
-    plan: Plan, schedule: Schedule, limit: float | None, *, recompute: bool, host: bool
-) -> Fitted:
+def best(fit: Fit) -> Fitted:
     """What keeps the limit and, as the whole schedule is simulated, takes the least time.
 
     Where values may both leave and be computed again, either alone is tried too.
@@ -161,7 +160,6 @@ def best(
     Raises:
         PassError: A limit cannot be met.
     """
-    fit = Fit(plan, schedule, limit, applied(plan, schedule), recompute, host)
     fit.check_static()
     found = _best(fit)
     if found is None:

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import fsum, inf
+from math import fsum
 
 import numpy as np
 from torch import Tensor, fx
@@ -22,13 +22,11 @@ from pipec.residency.problem import RECOMPUTE, FloatArray, IntArray, Working
 _BACKWARD = ("B", "I", "W")
 
 
-def values_of(
-    work: StageWork, *, recompute: bool, alike: bool = True
-) -> tuple[FloatArray, FloatArray]:
+def values_of(work: StageWork, *, alike: bool = True) -> tuple[FloatArray, FloatArray]:
     """Bytes of every saved value, in the order of `saved_in_order`, and seconds to redo it."""
     names = saved_in_order(work.training)
     sizes = {v.name: float(v.nbytes) for v in work.training.saved}
-    again = [work.recompute(n, alike=alike) if recompute else inf for n in names]
+    again = [work.recompute(n, alike=alike) for n in names]
     return np.array([sizes[n] for n in names]), np.array(again)
 
 

@@ -109,7 +109,8 @@ class Memory:
 
     def to_json(self) -> dict[str, Any]:
         """As JSON data; what is empty is left out."""
-        return {name: value for name, value in asdict(self).items() if value}
+        data = asdict(self) | {"parameters": [list(sizes) for sizes in self.parameters]}
+        return {name: value for name, value in data.items() if value}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:

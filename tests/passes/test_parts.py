@@ -210,7 +210,7 @@ def test_the_choice_is_never_slower_than_selective_offload_by_lifespan(
     fit = Fit(plan, order, limit, applied(plan, order), recompute, True)
     by_rule = [f for f in map(partial(rule, fit), DEPTHS) if f is not None]
     assert by_rule
-    found = best(plan, order, limit, recompute=recompute, host=True)
+    found = best(fit)
     assert max(found.timeline.peak_bytes) <= limit
     assert found.timeline.seconds <= min(f.timeline.seconds for f in by_rule) * (1 + 1e-9)
 

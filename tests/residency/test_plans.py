@@ -18,6 +18,7 @@ from pipec.compiler.complete import host_channels
 from pipec.compiler.driver import make_plan
 from pipec.compiler.facts import plan_facts
 from pipec.compiler.fates import KEPT, Fates, Foresight
+from pipec.compiler.fit import Fit
 from pipec.compiler.pass_manager import parse_pipeline
 from pipec.compiler.reside import applied, best, planned
 from pipec.compiler.residency import StageWork, saved_in_order, stage_work
@@ -74,7 +75,7 @@ def fates(plan: Plan, schedule: Schedule, stage: int, depths: tuple[int, ...]) -
     training = plan.stages[stage].training
     assert training is not None
     names = saved_in_order(training)
-    _, again = values_of(stage_work(plan)[stage], recompute=True)
+    _, again = values_of(stage_work(plan)[stage])
     alone = schedule.devices == schedule.stages
     moves = in_flight(schedule)[stage].most > 1 or not alone  # else no copy lowers the peak
     kinds = ["k" + "r" * bool(np.isfinite(a)) + "o" * moves for a in again]
@@ -186,7 +187,9 @@ def test_within_a_point_of_brute_force(
     fitted = 0
     for limit, (seconds, fates) in zip(limits, optima(plan, schedule, limits), strict=True):
         try:
-            found = best(plan, schedule, limit, recompute=True, host=True).timeline
+            found = best(
+                Fit(plan, schedule, limit, applied(plan, schedule), recompute=True, host=True)
+            ).timeline
         except PassError:
             assert seconds == np.inf
             continue
@@ -224,7 +227,7 @@ def test_what_is_foreseen_of_fates_is_what_their_plan_takes(schedule: str, measu
 
 def drawn_fates(work: StageWork, draw: random.Random, share: float) -> Fates:
     """Some values computed again, the others in two slots or kept."""
-    names, (_, again) = saved_in_order(work.training), values_of(work, recompute=True)
+    names, (_, again) = saved_in_order(work.training), values_of(work)
     able = [n for n, a in zip(names, again, strict=True) if np.isfinite(a)]
     recompute = frozenset(n for n in able if draw.random() < share)
     left = [n for n in names if n not in recompute]
@@ -246,7 +249,9 @@ def test_a_stage_that_sees_no_gain_computes_every_second_value_again() -> None:
     known = applied(plan, schedule)([leaves, Fates(frozenset({"relu", "relu_3"}), ())])
     fits = plan_timeline(*known)
     assert max(fits.peak_bytes) <= limit < plain.peak_bytes[1]
-    found = best(plan, schedule, limit, recompute=True, host=True).timeline
+    found = best(
+        Fit(plan, schedule, limit, applied(plan, schedule), recompute=True, host=True)
+    ).timeline
     assert max(found.peak_bytes) <= limit
     assert found.seconds <= fits.seconds + POINT * plain.seconds
 
@@ -262,6 +267,8 @@ def test_the_way_to_a_faster_plan_leads_through_several_that_are_too_full() -> N
     leaves = Fates(frozenset({"addmm"}), ((1, ("tanh",)), (2, ("input_1",))))
     fits = plan_timeline(*applied(plan, schedule)([leaves, KEPT]))
     assert max(fits.peak_bytes) <= limit
-    found = best(plan, schedule, limit, recompute=True, host=True).timeline
+    found = best(
+        Fit(plan, schedule, limit, applied(plan, schedule), recompute=True, host=True)
+    ).timeline
     assert max(found.peak_bytes) <= limit
     assert found.seconds <= fits.seconds + POINT * plain.seconds
