@@ -1,12 +1,12 @@
-"""Memory that kernels take for themselves, by op and layouts of what it reads."""
+"""Memory that kernels take for themselves, by op and what it is called with."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 from torch import fx
 
 from pipec.graph.ir import tensors
-from pipec.graph.torch_private import OpOverload
+from pipec.graph.torch_private import OpOverload, tree_leaves
 
 
 def layout(value: object) -> object:
@@ -16,18 +16,19 @@ def layout(value: object) -> object:
     return value
 
 
-def kernel_key(op: object, operands: Iterable[torch.Tensor]) -> str:
+def kernel_key(op: object, arguments: Iterable[object]) -> str:
     """What decides how much memory the kernel of an op takes, in words.
 
     Args:
         op: An ATen op.
-        operands: Its tensors in order.
+        arguments: What it is called with, in order: tensors, and all else, such as which of its
+            results a backward is to compute.
 
     Example:
-        >>> kernel_key("mm", [torch.ones(2, 3), torch.ones(3, 2)])
-        'mm float32[2, 3](3, 1) float32[3, 2](2, 1)'
+        >>> kernel_key("sum", [torch.ones(2, 3), 1, True])
+        'sum float32[2, 3](3, 1) 1 True'
     """
-    return " ".join(map(str, [op, *map(layout, operands)]))
+    return " ".join(map(str, [op, *map(layout, arguments)]))
 
 
 def kernel_bytes(nodes: Iterable[fx.Node], kernels: Mapping[str, int]) -> dict[str, int]:
@@ -39,15 +40,14 @@ def kernel_bytes(nodes: Iterable[fx.Node], kernels: Mapping[str, int]) -> dict[s
     """
     ops = {key.split(" ")[0] for key in kernels}
     keys = {
-        n.name: kernel_key(n.target, (t for read in _reads(n) for t in tensors(read)))
+        n.name: kernel_key(n.target, _arguments(n))
         for n in nodes
         if isinstance(n.target, OpOverload) and f"{n.target}" in ops
     }
     return {name: kernels[key] for name, key in keys.items() if key in kernels}
 
 
-def _reads(node: fx.Node) -> list[fx.Node]:
-    """What it reads, as often as it reads it."""
-    found: list[fx.Node] = []
-    fx.map_arg((node.args, node.kwargs), found.append)
-    return found
+def _arguments(node: fx.Node) -> Iterator[object]:
+    """What it is called with, tensors in place of the nodes that yield them."""
+    for leaf in tree_leaves((node.args, node.kwargs)):
+        yield from tensors(leaf) if isinstance(leaf, fx.Node) else [leaf]

@@ -126,12 +126,13 @@ class Allocations(TorchDispatchMode):
         """Run an op and count what it makes."""
         del types
         result, lent = self._run(func, args, kwargs or {})
-        operands = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        arguments = tree_leaves((args, kwargs or {}))
+        operands = [t for t in arguments if isinstance(t, torch.Tensor)]
         given, before = {storage_key(t) for t in operands}, self.live
         self._add((t for t in tree_leaves(result) if isinstance(t, torch.Tensor)), given)
         self.peak = max(self.peak, before + lent)
         if lent > self.live - before:
-            key = kernel_key(func, operands)
+            key = kernel_key(func, arguments)
             self.kernels[key] = max(lent, self.kernels.get(key, 0))
         return result
 

@@ -9,8 +9,10 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.driver import make_plan
+from pipec.compiler.fates import Fates
 from pipec.compiler.pass_manager import parse_pipeline, run_passes
 from pipec.compiler.profile import Profiler
+from pipec.compiler.reside import applied
 from pipec.compiler.stage_timing import measured_stage
 from pipec.compiler.timeline import plan_timeline
 from pipec.frontends.trace import Loss, trace
@@ -183,6 +185,21 @@ def test_what_actions_of_a_rewritten_stage_take_was_predicted_before(
         assert predicted is not None
         for kind, size in predicted.workspace.items():
             assert size == pytest.approx(again[key].workspace[kind], rel=0.01, abs=100), kind
+
+
+@pytest.mark.parametrize("again", [["silu", "getitem"], ["silu_1", "convolution", "mean"]])
+def test_what_a_backward_of_chosen_values_takes_was_predicted(again: list[str]) -> None:
+    """I computes other results of a convolution's backward than B: its kernel takes less."""
+    base, batch = measured(CONVOLUTIONS, 2)
+    order = scheduled(base, "zb-h1", 6)
+    chosen = [Fates(frozenset(), ()), Fates(frozenset(again), ())]
+    plan = applied(base, order)(chosen)[0]
+    stage = plan.stages[1]
+    predicted = measured_stage(plan, stage)
+    assert predicted is not None
+    assert stage.cost_key != base.stages[1].cost_key
+    counted = Profiler(plan, batch, Settings(adam)).measure(0.0).stages[stage.cost_key].workspace
+    assert predicted.workspace == pytest.approx(counted, rel=0.01, abs=100)
 
 
 def test_the_times_of_a_measured_plan_are_those_that_were_measured() -> None:
