@@ -1,17 +1,19 @@
 """Copies that the timeline hides behind compute are hidden in a run, as its trace shows."""
 
 from dataclasses import replace
+from statistics import median
 
 import pytest
 
 from benchmarks.gpu import hidden
 from pipec.compiler.facts import plan_facts
-from pipec.plan.model import StageTiming
+from pipec.plan.model import Plan, StageTiming
 from pipec.runtime.executor import Settings
 from pipec.runtime.local import LocalPipeline
 from pipec.runtime.recording import collected, record
 from pipec.simulate.simulate import simulate
 from pipec.simulate.times import Times
+from tests.autodiff.chain import Case
 from tests.autodiff.zoo import CASES, seeded
 from tests.runtime.pipelines import batches, scheduled, staged
 from tests.runtime.test_offload import hosted, sgd
@@ -42,9 +44,16 @@ def test_what_the_timeline_hides_is_hidden(
 
     monkeypatch.setattr("pipec.runtime.local.device_of", lambda _: Throttled(bandwidth, SECONDS))
     plan = plan.replace(schedule=order, timeline=timeline)
+    found = median(measured(case, plan) for _ in range(3))  # one may be disturbed
+    assert found == pytest.approx(hidden(order, dict(told)), abs=0.1)
+
+
+def measured(case: Case, plan: Plan) -> float:
+    """The hidden part of the copies of one round."""
+    assert plan.schedule is not None
     pipeline = LocalPipeline(plan, batches(case, plan.graph), Settings(sgd))
     record(pipeline)
     pipeline.round()
     (rows,) = (collected(pipeline) or {}).values()
     ran = {int(place): (begin, end) for place, begin, end, _ in rows.tolist()}
-    assert hidden(order, ran) == pytest.approx(hidden(order, dict(told)), abs=0.1)
+    return hidden(plan.schedule, ran)
