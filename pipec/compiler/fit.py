@@ -272,7 +272,7 @@ class Fit:
         if not self.schedule.placement.separate:
             return self._summed(self._wanted) - np.maximum(self.over(self.plain), 0.0)
         light = [replace(c, nbytes=0) if c.kind in _SAVED else c for c in self.schedule.channels]
-        bare = plan_timeline(self.plan, self.schedule.replace(channels=tuple(light)))
+        bare = timeline_of(self.foresight.facts, self.schedule.replace(channels=tuple(light)))
         left: Floats = self.limits - np.array(bare.peak_bytes)
         return left
 

@@ -81,9 +81,10 @@ class Rewritten:
             names.get(n, n): tensor_nbytes(tensor(in_w[n])) if n in in_w else sizes[n] for n in of_w
         }
 
-    def seconds(self, work: StageWork, kind: str) -> float:
+    def seconds(self, kind: str) -> float:
         """What B, I or W computes of what F has computed."""
-        return fsum(work.forward.get(name, 0.0) for name in self.orders[kind][2])
+        forward = self._stage.work.forward
+        return fsum(forward.get(name, 0.0) for name in self.orders[kind][2])
 
     @cached_property
     def alive(self) -> tuple[int, frozenset[str]]:
@@ -174,7 +175,7 @@ class Rewrites:
         if not again:
             return before
         old, new = self.of(frozenset()), self.of(again)
-        more = {k: new.seconds(self.work, k) - old.seconds(self.work, k) for k in _BACKWARD}
+        more = {k: new.seconds(k) - old.seconds(k) for k in _BACKWARD}
         if measured:
             grown = {k: new.fullest[k] - old.fullest[k] for k in new.fullest}
             workspace = {
