@@ -353,6 +353,16 @@ def test_a_model_without_loss_and_a_second_offload_are_refused() -> None:
         InsertOffload(memory_limit=1e4).run(limited("insert-offload", 0.75))
 
 
+@pytest.mark.parametrize(("name", "kinds"), [("1f1b", "B"), ("zb-h1", "IW")])
+def test_recompute_is_priced_in_the_graphs_that_the_schedule_runs(name: str, kinds: str) -> None:
+    fit = fit_of(name)
+    again = frozenset({"addmm_1", "clone_1", "clone", "getitem_3", "getitem_6", "gelu"})
+    work = fit.foresight.works[1]
+    expected = working_bytes(recomputed(work.training, again))
+    assert expected["B"] != max(expected["I"], expected["W"])
+    assert fit.foresight.rewrites[1].of(again).alive[0] == max(expected[k] for k in kinds)
+
+
 def test_seconds_of_nodes_sum_up_to_those_of_the_stage() -> None:
     for work, timing in zip(stage_work(plan_of()), plan_of().timing, strict=True):
         assert sum(work.forward.values()) == pytest.approx(timing.compute_seconds)
