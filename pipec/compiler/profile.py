@@ -82,7 +82,7 @@ class Profile:
         stages = {**costs.stages.get(kind, {}), **self.stages}
         seconds = dict(costs.seconds.get(kind, {}))
         for stage in () if plan.trains else plan.stages:
-            names = [n.name for n in lower(stage.graph).graph.calls if n.name in seconds]
+            names = [n.name for n in lower(stage.graph).calls if n.name in seconds]
             alone, whole = sum(seconds[n] for n in names), self.stages.get(stage.cost_key)
             if alone and whole:
                 seconds |= {n: seconds[n] * whole.F / alone for n in names}

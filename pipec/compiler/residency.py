@@ -83,7 +83,7 @@ def stage_work(plan: Plan) -> list[StageWork]:
         assert stage.training is not None
         device, seconds = device_of(plan, stage, backward=True), timing.compute_seconds
         if device != device_of(plan, stage) and plan.costs is not None:
-            calls = lower(stage.graph).graph.calls
+            calls = lower(stage.graph).calls
             seconds = plan.costs.total(device.kind, (n.name for n in calls))
         found.append(StageWork(stage.training, device, seconds))
     return found

@@ -51,7 +51,7 @@ def device_of(plan: Plan, stage: Stage, *, backward: bool = False) -> Device:
     kinds = {(d := plan.cluster.devices[k]).kind: d for k in where}
     if len(kinds) == 1 or plan.costs is None:
         return plan.cluster.devices[where[0]]
-    names = [n.name for n in lower(stage.graph).graph.calls]
+    names = [n.name for n in lower(stage.graph).calls]
     trains = bool(plan.graph.outputs_of(OutputKind.LOSS))
     return kinds[plan.costs.slowest(kinds, names, trains=trains)]
 

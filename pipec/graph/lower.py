@@ -14,7 +14,7 @@ A value keeps one name everywhere: the node that computes it, the node that rece
 input and output entries of every stage are all called after the node of the whole model.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -69,6 +69,19 @@ class Lowered:
     sends: tuple[Transfer, ...]
     fetches: tuple[Transfer, ...]
     offloads: tuple[Transfer, ...]
+
+    @cached_property
+    def nodes(self) -> Mapping[str, fx.Node]:
+        """Name to node of the stage's graph."""
+        return self.stage.nodes
+
+    def inputs_of(self, *kinds: InputKind) -> list[GraphInput]:
+        """What it reads of the given kinds, in order."""
+        return [i for i in self.inputs if i.kind in kinds]
+
+    def outputs_of(self, *kinds: OutputKind) -> list[GraphOutput]:
+        """What it yields of the given kinds, in order."""
+        return [o for o in self.outputs if o.kind in kinds]
 
     @cached_property
     def graph(self) -> Graph:

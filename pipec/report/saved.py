@@ -21,8 +21,8 @@ def saved_data(plan: Plan, stage: Stage) -> Data | None:
     training = stage.training
     if training is None:
         return None
-    forward = {n.name for n in lower(training.F).graph.calls}
-    again = [n for n in lower(training.B).graph.calls if n.name in forward]
+    forward = {n.name for n in lower(training.F).calls}
+    again = [n for n in lower(training.B).calls if n.name in forward]
     return {
         "kept_bytes": training.saved_bytes,
         "slots": [

@@ -55,7 +55,7 @@ def _better(problem: Problem, best: Played, change: dict[int, _Fate]) -> Played:
     for value, (kind, depth) in change.items():
         decision[value] = kind
         slots = _moved(slots, value, depth if kind == OFFLOAD else None)
-    seconds, nbytes = least(problem, decision)
+    seconds, nbytes = least(problem, decision, slots)
     slower = seconds // best.close > best.seconds // best.close
     if best.seconds < np.inf and (slower or nbytes > problem.cap * (1 + 1e-12)):
         return best

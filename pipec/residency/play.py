@@ -137,19 +137,43 @@ def again(problem: Problem, before: Played) -> Played:
     return before if problem.working is None else play(problem, before.decision, before.slots)
 
 
-def least(problem: Problem, decision: IntArray) -> tuple[float, float]:
-    """A bound: fewest seconds and bytes of a decision, whatever its slots.
+def least(problem: Problem, decision: IntArray, slots: Sequence[Slot] = ()) -> tuple[float, float]:
+    """A bound: fewest seconds and bytes of a decision.
 
-    Compute is never idle and copies neither; when a backward begins all microbatches in flight
-    hold what is kept, and its own has come back.
+    Compute is never idle and copies neither. When a backward begins all microbatches in flight
+    hold what is kept, and its own has come back. From the last forward before it:
+
+    ```text
+    end of F     besides what F has made, what B reads from slots of depth 1 (2 too, by turns)
+    begin of B   besides what B reads, what the one behind it reads from slots of depth 2
+    between      what is above the cap leaves; slots of depth 0 leave, then come, in their order
+    ```
+
+    Forwards that come before all backwards wait for slots of depth 0 each, and so do these.
+
+    Args:
+        problem: What is saved; a decision that is faster than this does not keep its cap.
+        decision: KEEP, OFFLOAD or RECOMPUTE per value.
+        slots: The values that leave; the bound holds for any if absent.
     """
     moved, anew = problem.bytes_of(decision, OFFLOAD), problem.again_seconds(decision)
     copies = moved / problem.bandwidth if moved else 0.0
     if problem.behind is not None:
         return max(problem.forward, problem.backward + anew, copies), moved
     compute = problem.step_seconds + anew
-    kept = problem.flight * problem.bytes_of(decision, KEEP)
-    return max(compute, copies), kept + moved + problem.least_working(decision)
+    held = problem.flight * problem.bytes_of(decision, KEEP) + moved
+    working = problem.least_working(decision)
+    if not moved:
+        return compute, held + working
+    size = [[float(problem.nbytes[list(s.values)].sum()) for s in slots if s.depth == d]
+            for d in range(3)]  # fmt: skip
+    one, one_ahead, two_ahead = map(sum, size)
+    turns = problem.flight if problem.alternates else 1
+    through = (2 * problem.flight / turns - 1) * one + max(size[0], default=0.0)
+    above = held + working + moved - problem.cap * (1 + 1e-9)
+    stall = max(above, through, 0.0) * turns / (problem.flight * problem.bandwidth)
+    at_end_of_f = one_ahead + two_ahead * problem.alternates
+    return max(compute + stall, copies), held + max(at_end_of_f, working + two_ahead)
 
 
 _Row = tuple[int, bool, float, float]

@@ -9,6 +9,7 @@ schedule two turns in three go, and three lanes in five.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -49,6 +50,18 @@ class Compact:
     def count(self) -> int:
         """Number of actions of the schedule."""
         return len(self.rows) + len(self.followers) + len(self.dropped)
+
+    @cached_property
+    def lists(self) -> tuple[list[int], list[int], list[int]]:
+        """What turns wait for, nothing left out but "nothing", in Python's numbers.
+
+        What all turns wait for, one behind the other, but for followers; where each turn's begin
+        there; and what each follower waits for on its lane.
+        """
+        waits, nothing = self.waits[:, :-2], 2 * len(self.rows)
+        real = waits != nothing
+        first = [0, *real.sum(axis=1).cumsum().tolist()]
+        return waits[real].tolist(), first, self.waits[:, -1].tolist()
 
 
 def blocks(positions: Int32) -> Iterator[tuple[slice, Int32]]:

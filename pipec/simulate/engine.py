@@ -157,9 +157,7 @@ def worklist(view: Compact, took: Float) -> tuple[Float, list[int]]:
     """One lane after the other until it blocks, in plain Python; as `wavefront`."""
     n = took.shape[1]
     end = [math.inf] * (2 * n) + [0.0, math.inf]
-    real = view.waits[:, :-2] != 2 * n
-    others, first = view.waits[:, :-2][real].tolist(), [0, *real.sum(axis=1).cumsum().tolist()]
-    before = view.waits[:, -1].tolist()
+    others, first, before = view.lists
     seconds, seconds_then = took.tolist()
     at, stop = view.start[:-1].tolist(), view.start[1:].tolist()
     free = [0.0] * len(at)

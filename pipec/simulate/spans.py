@@ -58,14 +58,21 @@ class Held:
     def _placed(self) -> Float:
         """As `_issued`; but what takes the place of what is leaving has it once that has left."""
         s, found = self.schedule, self._issued.copy()
-        out, back = self.at.rows(_K.OFFLOAD), self.at.rows(_K.FETCH)
-        for number in np.flatnonzero(self.at.swaps).tolist():
-            mine, left = back[s.channel[back] == number], out[s.channel[out] == number]
-            at = np.searchsorted(left, mine) - 1
-            first = (at >= 0) & (at != np.append(-1, at[:-1]))
-            mine, before = mine[first], left[at[first]]
-            takes = (s.device[before] == s.device[mine]) & (self.end[before] > found[mine])
-            found[mine[takes]] = self.end[before[takes]]
+        out, back = (
+            rows[self.at.swaps[s.channel[rows]]]
+            for rows in (self.at.rows(_K.OFFLOAD), self.at.rows(_K.FETCH))
+        )
+        if not (len(out) and len(back)):
+            return found
+        out, back = (rows[np.argsort(s.channel[rows], kind="stable")] for rows in (out, back))
+        # the last copy out of the same slot that is issued before a copy back
+        keys = (s.channel[rows].astype(np.int64) * len(s) + rows for rows in (out, back))
+        at = np.searchsorted(*keys) - 1
+        there = (at >= 0) & (s.channel[out[at]] == s.channel[back])
+        first = there & (at != np.append(-1, at[:-1]))
+        mine, before = back[first], out[at[first]]
+        takes = (s.device[before] == s.device[mine]) & (self.end[before] > found[mine])
+        found[mine[takes]] = self.end[before[takes]]
         return found
 
     def all(self, memory: Memory) -> list[Spans]:

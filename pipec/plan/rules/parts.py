@@ -9,7 +9,7 @@ from torch import fx
 
 from pipec.graph.finding import Finding
 from pipec.graph.infer import type_of, type_words
-from pipec.graph.ir import Graph, InputKind
+from pipec.graph.ir import InputKind
 from pipec.graph.lower import Lowered, lower
 from pipec.plan.model import Plan, Stage
 from pipec.schedule.channels import Channel, ChannelKind
@@ -82,7 +82,7 @@ def mismatch(place: str, got: object, want: object, *, strided: bool = False) ->
         yield Finding(place, type_words(got), type_words(want))
 
 
-def values(graph: Graph, *kinds: InputKind) -> dict[str, object]:
+def values(graph: Lowered, *kinds: InputKind) -> dict[str, object]:
     """Name of each input of these kinds to its value."""
     nodes = graph.nodes
     return {i.name: value_of(nodes[i.node]) for i in graph.inputs_of(*kinds)}

@@ -11,7 +11,8 @@ from pipec.autodiff.recompute import is_random, views
 from pipec.graph.arguments import unchecked
 from pipec.graph.eager import eager_parts, is_tape
 from pipec.graph.finding import Finding
-from pipec.graph.ir import Graph, InputKind, OutputKind, nbytes
+from pipec.graph.ir import InputKind, OutputKind, nbytes
+from pipec.graph.lower import Lowered, lower
 from pipec.graph.written import ancestors
 from pipec.plan.rules.parts import Parts, PlanRule, mismatch, value_of, values
 from pipec.schedule.action import ActionKind
@@ -34,7 +35,7 @@ def _all_are_differentiated(parts: Parts) -> Iterator[Finding]:
 def _forward_keeps_ends(parts: Parts) -> Iterator[Finding]:
     """F reads and yields what its stage does, and yields saved values besides."""
     for stage, graphs in parts.trained:
-        own, F = parts.lowered[stage.index].graph, graphs["F"].graph
+        own, F = parts.lowered[stage.index], graphs["F"]
         place = f"F of stage {stage.index}"
         for what, got, want in (
             ("inputs", _read(F), _read(own)),
@@ -49,12 +50,12 @@ def _forward_keeps_ends(parts: Parts) -> Iterator[Finding]:
 Ends = Mapping[tuple[str, str], object]
 
 
-def _read(graph: Graph) -> Ends:
+def _read(graph: Lowered) -> Ends:
     nodes = graph.nodes
     return {(i.kind, i.name): value_of(nodes[i.node]) for i in graph.inputs_of(*_STAGE_INPUTS)}
 
 
-def _yielded(graph: Graph) -> Ends:
+def _yielded(graph: Lowered) -> Ends:
     nodes = graph.nodes
     kinds = [k for k in OutputKind if k is not OutputKind.SAVED]
     return {(o.kind, o.name): value_of(nodes[o.node]) for o in graph.outputs_of(*kinds)}
@@ -67,24 +68,24 @@ def _names(ends: Ends) -> str:
 def _saved_values_agree(parts: Parts) -> Iterator[Finding]:
     """What B, I and W read was saved with that type and those strides; what is saved is read."""
     for stage, graphs in parts.trained:
-        F, I = _saved(graphs["F"].graph), _saved(graphs["I"].graph)  # noqa: E741
+        F, I = _saved(graphs["F"]), _saved(graphs["I"])  # noqa: E741
         kept = {name: value for name, value in I.items() if name not in F}
         given = {"B": F, "I": F, "W": {**F, **kept}}
         for kind, source in given.items():
-            for name, value in values(graphs[kind].graph, InputKind.SAVED).items():
+            for name, value in values(graphs[kind], InputKind.SAVED).items():
                 place = f"{kind} of stage {stage.index}, saved {name}"
                 if name not in source:
                     yield Finding(place, "not saved", f"one of {', '.join(sorted(source))}")
                 else:
                     yield from mismatch(place, value, source[name], strided=True)
-        read = {k: set(values(graphs[k].graph, InputKind.SAVED)) for k in given}
+        read = {k: set(values(graphs[k], InputKind.SAVED)) for k in given}
         for name in sorted(F.keys() - read["B"] - read["I"] - read["W"]):
             yield Finding(f"F of stage {stage.index}, saved {name}", "no reader", "in B, I or W")
         for name in sorted(kept.keys() - read["W"]):
             yield Finding(f"I of stage {stage.index}, kept {name}", "no reader", "in W")
 
 
-def _saved(graph: Graph) -> dict[str, object]:
+def _saved(graph: Lowered) -> dict[str, object]:
     nodes = graph.nodes
     return {o.name: value_of(nodes[o.node]) for o in graph.outputs_of(OutputKind.SAVED)}
 
@@ -93,11 +94,11 @@ def _gradients_arrive(parts: Parts) -> Iterator[Finding]:
     """B reads the gradients that later stages yield, of what its stage yields, in its type."""
     demanded: set[str] = set()
     for stage, graphs in reversed(parts.trained):
-        nodes = graphs["F"].graph.nodes
-        outputs = graphs["F"].graph.outputs_of(OutputKind.VALUE, OutputKind.LOSS)
+        nodes = graphs["F"].nodes
+        outputs = graphs["F"].outputs_of(OutputKind.VALUE, OutputKind.LOSS)
         results = {o.name: o for o in outputs}
         for kind in ("B", "I"):
-            for name, value in values(graphs[kind].graph, InputKind.GRADIENT).items():
+            for name, value in values(graphs[kind], InputKind.GRADIENT).items():
                 place = f"{kind} of stage {stage.index}, gradient of {name}"
                 if name not in results:
                     yield Finding(place, "no value of the stage", f"one of {sorted(results)}")
@@ -105,24 +106,24 @@ def _gradients_arrive(parts: Parts) -> Iterator[Finding]:
                 yield from mismatch(place, value, value_of(nodes[results[name].node]))
                 if results[name].kind is OutputKind.VALUE and name not in demanded:
                     yield Finding(place, "no later stage that yields it", "one that does")
-        read = values(graphs["B"].graph, InputKind.GRADIENT)
+        read = values(graphs["B"], InputKind.GRADIENT)
         own = {n for n, o in results.items() if o.kind is OutputKind.VALUE}
         for name in sorted((own & demanded) - read.keys()):
             place = f"B of stage {stage.index}, gradient of {name}"
             yield Finding(place, "not read", "what a later stage yields")
-        demanded |= {o.name for o in graphs["B"].graph.outputs_of(OutputKind.GRADIENT)}
+        demanded |= {o.name for o in graphs["B"].outputs_of(OutputKind.GRADIENT)}
 
 
 def _gradients_fit(parts: Parts) -> Iterator[Finding]:
     """A gradient has the type of the value or parameter of its stage that it belongs to."""
     for stage, graphs in parts.trained:
-        own = parts.lowered[stage.index].graph
+        own = parts.lowered[stage.index]
         known = {
             OutputKind.GRADIENT: values(own, InputKind.VALUE),
             OutputKind.WEIGHT_GRADIENT: values(own, InputKind.PARAMETER),
         }
         for kind in ("B", "I", "W"):
-            graph = graphs[kind].graph
+            graph = graphs[kind]
             nodes = graph.nodes
             for o in graph.outputs_of(*_GRADIENTS):
                 place = f"{kind} of stage {stage.index}, gradient of {o.name}"
@@ -136,9 +137,9 @@ def _backward_is_one(parts: Parts) -> Iterator[Finding]:
     """I and W together yield what B yields, each gradient by the same computation."""
     for stage, graphs in parts.trained:
         seen: dict[object, str] = {}
-        B, I = (_computed(graphs[k].graph, seen, {}) for k in "BI")  # noqa: E741
+        B, I = (_computed(graphs[k], seen, {}) for k in "BI")  # noqa: E741
         kept = {name: how for (kind, name), how in I.items() if kind is OutputKind.SAVED}
-        W = _computed(graphs["W"].graph, seen, kept)
+        W = _computed(graphs["W"], seen, kept)
         halves = {key: how for key, how in {**I, **W}.items() if key[0] in _GRADIENTS}
         place = f"stage {stage.index}"
         for kind, name in sorted(halves.keys() ^ B.keys()):
@@ -150,24 +151,23 @@ def _backward_is_one(parts: Parts) -> Iterator[Finding]:
 
 
 def _computed(
-    graph: Graph, seen: dict[object, str], kept: Mapping[str, str]
+    graph: Lowered, seen: dict[object, str], kept: Mapping[str, str]
 ) -> dict[tuple[OutputKind, str], str]:
     """How a graph computes each output, as a name: equal for equal expressions of its inputs."""
-    names = {i.node: (i.kind, i.name) for i in graph.inputs}
-    known: dict[fx.Node, str] = {}
-    for n in graph.module.graph.nodes:
-        if n.op == "placeholder":
-            kind, name = names[n.name]
-            say: object = (kind, name)
-            if kind is InputKind.SAVED and name in kept:
-                known[n] = kept[name]
-                continue
-        else:
-            # which of an op's results are wanted changes none of them
-            args = [x for x in n.args if not _is_mask(x)]
-            say = str(n.target), *(repr(fx.map_arg(x, known.get)) for x in (args, n.kwargs))
-        known[n] = seen.setdefault(say, f"%{len(seen)}")
-    nodes = graph.nodes
+    nodes, known = graph.nodes, dict[fx.Node, str]()
+
+    def name_of(say: object) -> str:
+        return seen.setdefault(say, f"%{len(seen)}")
+
+    for i in graph.inputs:
+        is_kept = i.kind is InputKind.SAVED and i.name in kept
+        known[nodes[i.node]] = kept[i.name] if is_kept else name_of((i.kind, i.name))
+    for n in graph.calls:
+        # which of an op's results are wanted changes none of them
+        args = [x for x in n.args if not _is_mask(x)]
+        known[n] = name_of(
+            (str(n.target), *(repr(fx.map_arg(x, known.get)) for x in (args, n.kwargs)))
+        )
     return {(o.kind, o.name): known[nodes[o.node]] for o in graph.outputs}
 
 
@@ -179,9 +179,9 @@ def _is_mask(argument: object) -> bool:
 def _backward_reads_the_stage(parts: Parts) -> Iterator[Finding]:
     """The weights that B, I and W read are weights of the stage, of their kinds and types."""
     for stage, graphs in parts.trained:
-        own = _read(parts.lowered[stage.index].graph)
+        own = _read(parts.lowered[stage.index])
         for kind in ("B", "I", "W"):
-            for (what, name), value in _read(graphs[kind].graph).items():
+            for (what, name), value in _read(graphs[kind]).items():
                 place = f"{kind} of stage {stage.index}, {what} {name}"
                 if (what, name) not in own:
                     yield Finding(place, "nothing that the stage reads", "an input of the stage")
@@ -246,11 +246,11 @@ def _slots_are_scheduled(parts: Parts) -> Iterator[Finding]:
 
 def _numbers_are_checked(parts: Parts) -> Iterator[Finding]:
     """What an op uses as an index unseen, another op of the graph or of F has looked at."""
-    graphs = [("model", parts.plan.graph, parts.plan.graph)]
-    graphs += [("a stage", s.graph, s.graph) for s in parts.plan.stages]
+    graphs = [("model", whole := lower(parts.plan.graph), whole)]
+    graphs += [("a stage", graph, graph) for graph in parts.lowered]
     for stage, kinds in parts.trained:
-        F = kinds["F"].graph
-        graphs += [(f"{k} of stage {stage.index}", g.graph, F) for k, g in kinds.items()]
+        F = kinds["F"]
+        graphs += [(f"{k} of stage {stage.index}", g, F) for k, g in kinds.items()]
     for place, graph, F in graphs:
         nodes, own = graph.nodes, F.nodes
         saved = {nodes[i.node]: own.get(i.name) for i in graph.inputs_of(InputKind.SAVED)}
@@ -263,7 +263,7 @@ def _random_values_are_drawn_once(parts: Parts) -> Iterator[Finding]:
     """Only F draws random numbers: a backward that draws again computes with another mask."""
     for stage, graphs in parts.trained:
         for kind in ("B", "I", "W"):
-            for node in filter(is_random, graphs[kind].graph.calls):
+            for node in filter(is_random, graphs[kind].calls):
                 place = f"{kind} of stage {stage.index}, {node.name}"
                 yield Finding(place, "draws random numbers again", "what F has drawn, saved")
 
@@ -275,9 +275,9 @@ def _recomputed_alike(parts: Parts) -> Iterator[Finding]:
         return
     for stage, graphs in parts.trained:
         assert stage.training is not None
-        forward = {n.name for n in graphs["F"].graph.calls if not views(n)}
+        forward = {n.name for n in graphs["F"].calls if not views(n)}
         for kind in ("B", "I", "W"):
-            graph = graphs[kind].graph
+            graph = graphs[kind]
             read = {n.name for n in ancestors(n for n in graph.calls if n.name in forward)}
             weights = (i.name for i in graph.inputs_of(InputKind.PARAMETER) if i.node in read)
             for name in sorted({*weights} & {*stage.training.trained}):
@@ -290,9 +290,11 @@ def _tapes_stay(parts: Parts) -> Iterator[Finding]:
     """A stage with parts that run eagerly goes back on its device, on the weights of its F."""
     plan, order = parts.plan, parts.plan.schedule
     for stage, graphs in parts.trained:
-        F = graphs["F"].graph
+        F = graphs["F"]
         tapes = {n.name for n in F.calls if is_tape(n)}
-        place = f"stage {stage.index}, where {', '.join(eager_parts(F).values())} runs eagerly"
+        place = (
+            f"stage {stage.index}, where {', '.join(eager_parts(F.stage).values())} runs eagerly"
+        )
         for slot in plan.slots:
             for value in [v for v in slot.values if slot.stage == stage.index and v in tapes]:
                 yield Finding(place, f"the tape {value} in host memory", "autograd's on its device")
