@@ -82,12 +82,7 @@ def beats(engine: Engine, cycles: int) -> float:
 
 
 def slots_for(rate: float, rounds: int) -> int:
-    """Slots in rounds of so many cycles that move so many beats per cycle.
-
-    Example:
-        >>> slots_for(1 / 3, 16)
-        6
-    """
+    """Slots in rounds of so many cycles that move so many beats per cycle."""
     return max(1, math.ceil(rate * rounds - 1e-9))
 
 

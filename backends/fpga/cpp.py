@@ -105,12 +105,7 @@ def literal(value: float, dtype: str) -> str:
 
 
 def digits(name: str, sizes: Sequence[int]) -> list[str]:
-    """Lines that split a row-major index into its axes ``i0, i1, ...``; see ``base.h``.
-
-    Example:
-        >>> digits("i", (2, 3))
-        ['const int i0 = quotient_of<3, 6>(i);', 'const int i1 = remainder_of<3, 6>(i);']
-    """
+    """Lines that split a row-major index into its axes ``i0, i1, ...``; see ``base.h``."""
     lines = []
     for axis in range(len(sizes)):
         inner = math.prod(sizes[axis + 1 :])

@@ -93,7 +93,7 @@ class Option:
 
     Attributes:
         block: Vectors per pass over streamed weights; 0 if weights are on chip.
-        dsp: Slices; ``lut`` and ``ff`` without memories.
+        dsp: Slices; ``lut`` and ``ff`` without memories, ``bram`` block RAMs of adapters alone.
         rates: Beats per cycle of every client of a memory port.
         items: Memories.
         held: Memory for what about waits in FIFOs since blocks of vectors are gathered.
@@ -104,6 +104,7 @@ class Option:
     dsp: float = 0.0
     lut: float = 0.0
     ff: float = 0.0
+    bram: float = 0.0
     rates: list[float] = field(default_factory=list)
     items: list[Item] = field(default_factory=list)
     held: tuple[Item, ...] = ()
@@ -111,7 +112,8 @@ class Option:
 
     def fixed(self, period: int) -> tuple[float, ...]:
         """What it takes besides memories, [resources], slots in rounds of so many cycles."""
-        return (self.dsp, self.lut, 0.0, 0.0, sum(slots_for(rate, period) for rate in self.rates))
+        slots = sum(slots_for(rate, period) for rate in self.rates)
+        return (self.dsp, self.lut, self.bram, 0.0, slots)
 
     def carried(self, period: int) -> bool:
         """Whether a memory port alone is quick enough for each client."""
@@ -121,6 +123,7 @@ class Option:
         """Count an engine."""
         used = logic(engine)
         self.dsp, self.lut, self.ff = self.dsp + used.dsp, self.lut + used.lut, self.ff + used.ff
+        self.bram += used.bram36
         self.items += items_of(engine)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from pipec.backends.fpga.design import Port, StageDesign, Stream
 from pipec.backends.fpga.engines.base import Engine, Folded, Layer, Nest
 from pipec.backends.fpga.engines.gear import Dwc
-from pipec.backends.fpga.engines.memory import Load
+from pipec.backends.fpga.engines.memory import Load, beat_lanes
 from pipec.backends.fpga.engines.mvu import Mvu, Product, word_interval
 from pipec.backends.fpga.engines.network import NetPort, Network
 from pipec.backends.fpga.engines.parts import Memory, Weight
@@ -135,8 +135,9 @@ def _with_load(layer: Layer, made: Built, nest: Mvu) -> Built:
         f"{layer.name}_words", repeat * words, lanes, lanes, matrix.dtype, 64,
         f"{layer.name}_load", mvu.name,
     )  # fmt: skip
+    loads = Load(words, lanes, repeat, beat_lanes(lanes, matrix.dtype))
     load = Engine(
-        f"{layer.name}_load", Load(words, lanes, repeat), (), (stream.name,),
+        f"{layer.name}_load", loads, (), (stream.name,),
         ii=word_interval(lanes, matrix.dtype), depth=4, dtype=matrix.dtype, weights=(stored,),
         node=layer.node, origin=layer.origin,
     )  # fmt: skip
@@ -152,10 +153,6 @@ def wire_lanes(channels: int, dtype: str) -> int:
     """Lanes of a stage's input or output: as many elements as its port is wide, at most a row.
 
     Both ends of a link compute it from the tensor alone, so that they agree.
-
-    Example:
-        >>> wire_lanes(3, "float32"), wire_lanes(64, "float32")
-        (3, 16)
     """
     return min(channels, WIRE_BITS // bits_of(dtype))
 

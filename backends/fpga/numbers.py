@@ -95,12 +95,7 @@ def int8_format(dtype: str) -> Int8 | None:
 
 
 def kind_of(dtype: str) -> str:
-    """The element type without its scale: what costs depend on.
-
-    Example:
-        >>> kind_of("int8<8388608,-24,3>"), kind_of("ap_fixed<16,6>")
-        ('int8', 'ap_fixed<16,6>')
-    """
+    """The element type without its scale: what costs depend on."""
     return "int8" if dtype.startswith("int8<") else dtype
 
 
@@ -229,12 +224,7 @@ rounding."""
 
 
 def roundoff(dtype: str) -> float:
-    """Largest error of one rounding: relative for floating point, absolute for fixed point.
-
-    Example:
-        >>> roundoff("bfloat16"), roundoff("ap_fixed<16,6>")
-        (0.00390625, 0.00048828125)
-    """
+    """Largest error of one rounding: relative for floating point, absolute for fixed point."""
     fixed = fixed_point(dtype)
     if fixed is not None:
         return float(2.0 ** (fixed[1] - fixed[0] - 1))
@@ -263,12 +253,7 @@ def sum_bits(dtype: str) -> int:
 
 
 def range_of(dtype: str) -> tuple[float, float]:
-    """The least and the largest number of a type that saturates; others are unlimited.
-
-    Example:
-        >>> range_of("ap_fixed<8,4>"), range_of("float32")
-        ((-8.0, 7.9375), (-inf, inf))
-    """
+    """The least and the largest number of a type that saturates; others are unlimited."""
     form, fixed = int8_format(dtype), fixed_point(dtype)
     if form is not None:
         return form.range

@@ -23,6 +23,7 @@ from pipec.backends.fpga.memory import (
     LINK_SHELL,
     LUT_MEMORY_LIMIT,
     Item,
+    adapter,
     fifo_item,
     fifos_logic,
     placed,
@@ -72,8 +73,8 @@ class Board:
 
     @property
     def limits(self) -> Resources:
-        """What a design may use: the board with its limits applied, its network core taken off."""
-        fabric, core = self.fabric, self.links
+        """The board within its limits, less its network core and what reads tables."""
+        fabric, core = self.fabric, self.links + adapter(32, reads=True)
         logic, memory = fabric.logic_limit, fabric.memory_limit
         return Resources(
             dsp=fabric.dsp * logic,

@@ -9,17 +9,16 @@ from numpy.typing import NDArray
 from pipec.backends.fpga.cpp import cpp_type, identifier
 from pipec.backends.fpga.design import DdrPort, Port, StageDesign
 from pipec.backends.fpga.engines.base import Engine
+from pipec.backends.fpga.engines.memory import Load
 from pipec.backends.fpga.engines.mover import Accumulate, Mover
-from pipec.backends.fpga.engines.parts import Memory, Weight
+from pipec.backends.fpga.engines.parts import PORT_BITS, Memory, Weight
 from pipec.backends.fpga.engines.tiles import ceil_div
-from pipec.backends.fpga.numbers import encoded
+from pipec.backends.fpga.numbers import bits_of, encoded
 
 BEAT_BYTES = 64
 """Bytes of one beat of a memory port: 512 bits."""
 TABLES = "gmem_tables"
 """Bundle of the pointers to images of tables."""
-BURST = 64
-"""Beats of the longest burst that a kernel asks for: 4,096 bytes, which no AXI burst may cross."""
 WIDEST_WORD_BITS = 4096
 """Bits of the widest word that is one aggregate."""
 
@@ -101,12 +100,15 @@ def pointers(design: StageDesign) -> list[Pointer]:
     for own in on_chip(design):
         beats[own.weight.dtype] = own.first_beat + own.beats
     found = [
-        Pointer(f"tables_{identifier(dtype)}", f"engine::beat<{cpp_type(dtype)}>", count)
+        Pointer(f"tables_{identifier(dtype)}", cpp_type(dtype), count * PORT_BITS // bits_of(dtype))
         for dtype, count in beats.items()
     ]
     for port, engine, weight in off_chip(design):
-        word, table = f"engine::beat<{cpp_type(weight.dtype)}>", table_name(engine, weight.role)
-        found.append(Pointer(identifier(port.name), word, beats_of(weight), port, table))
+        assert isinstance(engine.nest, Load)
+        lanes, table = engine.nest.beat, table_name(engine, weight.role)
+        words = ceil_div(weight.bits, lanes * bits_of(weight.dtype))
+        word = f"vec<{cpp_type(weight.dtype)}, {lanes}>"
+        found.append(Pointer(identifier(port.name), word, words, port, table))
     return found + [_moved(design, port, port.carries) for port in design.ddr if port.carries]
 
 

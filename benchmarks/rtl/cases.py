@@ -102,12 +102,12 @@ def mac_cases() -> list[Case]:
     words = block.nf * block.sf
     from_ddr = [
         source("src", "x", 16 * block.sf, 8),
-        ("ddr", Load(words, 32, 4), (), ("w",)),
+        ("ddr", Load(words, 32, 4, 16), (), ("w",)),
         ("unit", block, ("x", "w"), ("y",)),
         sink("snk", "y", 16 * block.nf, 4),
     ]
     each = Mvu(10, 12, 1, 16, 4, 8, streamed=True)
-    every = [from_ddr[0], ("ddr", Load(words, 32, 10), (), ("w",)),
+    every = [from_ddr[0], ("ddr", Load(words, 32, 10, 16), (), ("w",)),
              ("unit", each, ("x", "w"), ("y",)), sink("snk", "y", 10 * each.nf, 4)]  # fmt: skip
     every[0] = source("src", "x", 10 * each.sf, 8)
     b = [*every]
@@ -346,7 +346,7 @@ def shared(of: int, shares: Sequence[tuple[int, ...]], depth: int, vectors: int)
     for k in range(len(shares)):
         parts += [
             source(f"src{k}", f"x{k}", vectors * nest.sf, 4),
-            (f"ddr{k}", Load(words, 8, vectors), (), (f"w{k}",)),
+            (f"ddr{k}", Load(words, 8, vectors, 8), (), (f"w{k}",)),
             (f"mvu{k}", nest, (f"x{k}", f"w{k}"), (f"y{k}",)),
             sink(f"snk{k}", f"y{k}", vectors * nest.nf, 2),
         ]
@@ -414,7 +414,7 @@ def rigid_nets(depth: int) -> list[tuple[str, Net]]:
     norm = Norm(6, 16, 1, 2, "softmax", (1, 9, 9))
     fed = between(Mvu(12, 8, 1, 12, 2, 3, order="B"), 48, 48, (3, 2))
     weights = Mvu(8, 8, 1, 8, 2, 4, streamed=True)
-    ddr = [source("src", "x", 16, 4), ("ddr", Load(8, 8, 8), (), ("w",)),
+    ddr = [source("src", "x", 16, 4), ("ddr", Load(8, 8, 8, 8), (), ("w",)),
            ("unit", weights, ("x", "w"), ("y",)), sink("snk", "y", 32, 2)]  # fmt: skip
     loop = cell(6, 4, 8, 2)
     return [

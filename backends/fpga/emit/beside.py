@@ -14,8 +14,9 @@ from typing import ClassVar
 from pipec.backends.fpga.cpp import identifier
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.emit.headers import filled, own_header
+from pipec.backends.fpga.engines.parts import BURST
 from pipec.backends.fpga.links import PACKET, WINDOW, Frame
-from pipec.backends.fpga.tables import BEAT_BYTES, BURST
+from pipec.backends.fpga.tables import BEAT_BYTES
 from pipec.backends.fpga.wire import ports_of
 
 GMEM = "gmem"

@@ -7,7 +7,8 @@ from pipec.backends.fpga.cpp import comment, identifier
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.emit.headers import own_header
 from pipec.backends.fpga.engines.base import Engine
-from pipec.backends.fpga.tables import BURST, on_chip, pointers, table_name
+from pipec.backends.fpga.engines.parts import BURST, OUTSTANDING
+from pipec.backends.fpga.tables import on_chip, pointers, table_name
 from pipec.backends.fpga.wire import ports_of, stream_type
 from pipec.errors import BackendError
 
@@ -65,6 +66,7 @@ def facts(design: StageDesign) -> dict[str, Any]:
         "calls": [call_of(engine, memory.get(engine.name)) for engine in design.engines],
         "bench_call": _call(design),
         "burst": BURST,
+        "outstanding": OUTSTANDING,
         "stream_type": stream_type,
     }
 

@@ -32,6 +32,8 @@ from pipec.backends.fpga.runs import Run, Runs, cleaned, cycles
 
 Tables = Callable[[Table], Tensor]
 """Tables as tensors."""
+Adapters = tuple[tuple[int, bool], ...]
+"""Of every m_axi adapter its bits, and whether it reads."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,10 @@ class Nest(ABC):
     def logic(self, dtype: str) -> tuple[float, float]:
         """DSPs and LUTs of its data path."""
         return (0.0, 0.0)
+
+    def adapters(self, dtype: str) -> Adapters:
+        """Its m_axi adapters."""
+        return ()
 
     def unit(self, engine: "Engine") -> "Unit":
         """How it is written in C++."""

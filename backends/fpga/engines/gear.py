@@ -54,10 +54,14 @@ class Dwc(Nest):
         return (Loop(self.repeat, body),)
 
     def logic(self, dtype: str) -> tuple[float, float]:
-        width = (self.lanes_in + self.lanes_out) * bits_of(dtype)
-        fewer, more = sorted((self.lanes_in, self.lanes_out))
-        steps = 1 if more % fewer == 0 else 3
-        return (0.0, float(width * steps))
+        return (0.0, regrouping(self.lanes_in, self.lanes_out, dtype))
+
+
+def regrouping(before: int, after: int, dtype: str) -> float:
+    """LUTs of the multiplexers that make tokens of other lanes."""
+    fewer, more = sorted((before, after))
+    steps = 1 if more % fewer == 0 else 3
+    return float((before + after) * bits_of(dtype) * steps)
 
 
 def _valid(rows: int, channels: int, lanes: int) -> list[int]:

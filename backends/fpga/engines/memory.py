@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from pipec.backends.fpga.arithmetic import ADDRESS, MEMORY, PICK
-from pipec.backends.fpga.engines.base import Folded, Layer, Nest, Tables
-from pipec.backends.fpga.engines.parts import PORT_LUT
+from pipec.backends.fpga.engines.base import Adapters, Folded, Layer, Nest, Tables
+from pipec.backends.fpga.engines.gear import regrouping
+from pipec.backends.fpga.engines.parts import PORT_BITS
 from pipec.backends.fpga.engines.route import rows_table
 from pipec.backends.fpga.engines.tiles import ceil_div
+from pipec.backends.fpga.numbers import bits_of
 from pipec.backends.fpga.runs import Loop, Run, Runs
 
 
@@ -52,15 +54,31 @@ class Load(Nest):
     """Reads weights from DDR in bursts: ``for r in repeat: for i in words: write word``.
 
     A word has ``lanes`` elements (PE*SIMD of its reader); role ``weight``
-    ``[words][lanes]`` is the reader's weight array as it lies in memory.
+    ``[words][lanes]`` is the reader's weight array as it lies in memory, read in beats of so many.
     """
 
     words: int
     lanes: int
-    repeat: int = 1
+    repeat: int
+    beat: int
 
     def runs(self, ii: int, inputs: int) -> Runs:
         return (Run(self.words * self.repeat, ii, 0, 1),)
 
+    def adapters(self, dtype: str) -> Adapters:
+        return ((self.beat * bits_of(dtype), True),)
+
     def logic(self, dtype: str) -> tuple[float, float]:
-        return (0.0, PORT_LUT)
+        whole = self.lanes % self.beat == 0
+        return (0.0, 0.0 if whole else regrouping(self.beat, self.lanes, dtype))
+
+
+def beat_lanes(lanes: int, dtype: str) -> int:
+    """Elements of a beat: those of a word, as far as its bits are a power of two from 32 to 512.
+
+    Example:
+        >>> beat_lanes(9, "int8"), beat_lanes(1, "int8"), beat_lanes(99, "int8")
+        (16, 4, 64)
+    """
+    bits = bits_of(dtype)
+    return min(max(1 << (lanes - 1).bit_length(), 32 // bits), PORT_BITS // bits)

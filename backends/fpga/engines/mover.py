@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from pipec.backends.fpga.arithmetic import step_cost
-from pipec.backends.fpga.engines.base import Engine, Nest, Unit
-from pipec.backends.fpga.engines.parts import PORT_LUT
+from pipec.backends.fpga.engines.base import Adapters, Engine, Nest, Unit
+from pipec.backends.fpga.numbers import bits_of
 from pipec.backends.fpga.runs import Loop, Run, Runs
 
 MICROBATCH, MICROBATCHES = "microbatch", "microbatches"
@@ -38,8 +38,8 @@ class Mover(Nest):
     def runs(self, ii: int, inputs: int) -> Runs:
         return (Run(self.tokens, ii, *((1, 0) if self.writes else (0, 1))),)
 
-    def logic(self, dtype: str) -> tuple[float, float]:
-        return (0.0, PORT_LUT)
+    def adapters(self, dtype: str) -> Adapters:
+        return ((self.lanes * bits_of(dtype), not self.writes),)
 
     def unit(self, engine: Engine) -> Unit:
         return Unit(self.kind(), self.named(self.constants), arguments=self.counts)
@@ -96,7 +96,11 @@ class Accumulate(Mover):
 
     def logic(self, dtype: str) -> tuple[float, float]:
         dsp, lut, _ = step_cost("add", "float32")
-        return (self.lanes * dsp, 2 * PORT_LUT + self.lanes * lut)
+        return (self.lanes * dsp, self.lanes * lut)
+
+    def adapters(self, dtype: str) -> Adapters:
+        bits = self.lanes * bits_of("float32")
+        return ((bits, True), (bits, False))
 
 
 @dataclass(frozen=True)

@@ -421,11 +421,6 @@ def lowers(*ops: str) -> Callable[[H], H]:
 
 
 def integers(value: object, count: int) -> tuple[int, ...]:
-    """A list of ``count`` integers from an int, a list of one, or a list.
-
-    Example:
-        >>> integers([2], 2), integers(3, 2), integers([1, 2], 2)
-        ((2, 2), (3, 3), (1, 2))
-    """
+    """A list of ``count`` integers from an int, a list of one, or a list."""
     found = tuple(int(v) for v in value) if isinstance(value, list | tuple) else (int(str(value)),)
     return found * count if len(found) == 1 else found

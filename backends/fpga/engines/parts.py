@@ -15,8 +15,10 @@ from pipec.backends.fpga.numbers import bits_of
 Array = NDArray[Any]
 PORT_BITS = 512
 """Bits per cycle of one memory port: of a DDR controller or an HBM channel, as a kernel sees it."""
-PORT_LUT = 1_500.0
-"""LUTs of an m_axi adapter."""
+BURST = 64
+"""Beats of the longest burst that a kernel asks for: 4,096 bytes, which no AXI burst may cross."""
+OUTSTANDING = 8
+"""Bursts that a kernel asks for ahead; its adapter has room for all of them."""
 
 
 @dataclass(frozen=True)
@@ -155,10 +157,5 @@ def weight(
 
 
 def lut_ram(width: int, depth: int) -> int:
-    """LUTs of a distributed memory.
-
-    Example:
-        >>> lut_ram(32, 64)
-        32
-    """
+    """LUTs of a distributed memory."""
     return width * ceil_div(depth, 64)

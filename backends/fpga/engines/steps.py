@@ -65,12 +65,7 @@ class MapStep(Step):
 
 
 def clamp_of(steps: Sequence[Step]) -> tuple[float, float] | None:
-    """The limits that steps put on a number; None if they do anything else.
-
-    Example:
-        >>> clamp_of([Step("relu"), Step("min", "scalar", 6.0)]), clamp_of([Step("exp")])
-        ((0.0, 6.0), None)
-    """
+    """The limits that steps put on a number; None if they do anything else."""
     low, high = UNCLAMPED
     for step in steps:
         if step.op == "relu":

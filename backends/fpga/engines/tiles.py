@@ -13,35 +13,20 @@ LOAD_SHARES = (2, 8)
 
 
 def ceil_div(a: int, b: int) -> int:
-    """``ceil(a / b)`` of integers.
-
-    Example:
-        >>> ceil_div(7, 2)
-        4
-    """
+    """``ceil(a / b)`` of integers."""
     return -(-a // b)
 
 
 @lru_cache(maxsize=4096)
 def divisors(n: int) -> tuple[int, ...]:
-    """Divisors, ascending.
-
-    Example:
-        >>> divisors(12)
-        (1, 2, 3, 4, 6, 12)
-    """
+    """Divisors, ascending."""
     low = [d for d in range(1, math.isqrt(n) + 1) if n % d == 0]
     return tuple(sorted({*low, *(n // d for d in low)}))
 
 
 @lru_cache(maxsize=4096)
 def ceil_tiles(n: int) -> tuple[int, ...]:
-    """Smallest tile for every distinct number of tiles, ascending.
-
-    Example:
-        >>> ceil_tiles(7)
-        (1, 2, 3, 4, 7)
-    """
+    """Smallest tile for every distinct number of tiles, ascending."""
     return tuple(sorted({ceil_div(n, ceil_div(n, t)) for t in range(1, n + 1)}))
 
 

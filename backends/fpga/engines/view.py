@@ -25,12 +25,7 @@ Atom = tuple[int, int]
 
 
 def strides_of(shape: Sequence[int]) -> tuple[int, ...]:
-    """Row-major strides.
-
-    Example:
-        >>> strides_of((2, 3, 4))
-        (12, 4, 1)
-    """
+    """Row-major strides."""
     return tuple(math.prod(shape[k + 1 :]) for k in range(len(shape)))
 
 
@@ -140,12 +135,7 @@ def _complete(order: Sequence[int], rank: int) -> tuple[int, ...]:
 
 
 def merged(atoms: Sequence[Atom]) -> tuple[Atom, ...]:
-    """Neighbouring atoms that are one axis become one; size-1 atoms vanish.
-
-    Example:
-        >>> merged([(2, 12), (3, 4), (4, 1)])
-        ((24, 1),)
-    """
+    """Neighbouring atoms that are one axis become one; size-1 atoms vanish."""
     out: list[Atom] = []
     for size, stride in atoms:
         if size == 1:
@@ -158,12 +148,7 @@ def merged(atoms: Sequence[Atom]) -> tuple[Atom, ...]:
 
 
 def standard_order(shape: Sequence[int]) -> tuple[int, ...]:
-    """The axis order at a cut: channels last for maps (``[N, C, H, W]``), else as it is.
-
-    Example:
-        >>> standard_order((1, 64, 56, 56)), standard_order((1, 197, 768))
-        ((0, 2, 3, 1), (0, 1, 2))
-    """
+    """The axis order at a cut: channels last for maps (``[N, C, H, W]``), else as it is."""
     if len(shape) == 4:
         return (0, 2, 3, 1)
     return tuple(range(len(shape)))

@@ -53,12 +53,12 @@ def bottlenecks() -> Network:
 
 
 def small_board(block_rams: int) -> Board:
-    """A quarter of a VCU118's DSPs, few block RAMs, no UltraRAM."""
+    """A quarter of a VCU118's DSPs, half of its LUTs, few block RAMs, no UltraRAM."""
     assert VCU118.fpga is not None
     fabric = dataclasses.replace(
         VCU118.fpga,
         dsp=VCU118.fpga.dsp // 4,
-        lut=VCU118.fpga.lut * 2 // 5,
+        lut=VCU118.fpga.lut * 9 // 20,
         uram=0,
         bram36=block_rams,
     )
@@ -103,7 +103,7 @@ def test_memory_for_what_waits_follows_the_choice(block_rams: int) -> None:
 
 def test_dear_memory_makes_small_buffers() -> None:
     """At a lower price of memory ports weights are read more often, and less waits."""
-    network, board, target = bottlenecks(), small_board(561), 270_000
+    network, board, target = bottlenecks(), small_board(620), 250_000
     demand = Demands(network, "float32", {layer.node: 0 for layer in network.layers}).at(target)
     waits, slots = [], []
     for price in (0.1, 100.0):

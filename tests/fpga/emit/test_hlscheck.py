@@ -469,7 +469,7 @@ struct unit {{
 vec<float, 3> table[20];
 void stage_top(int frames, hls::stream<vec<float, {a}>> &a, hls::stream<vec<float, {b}>> &b,
                hls::stream<vec<float, {w}>> &w, hls::stream<vec<int, 2>> &at,
-               const engine::beat<float> *memory) {{
+               const float *memory) {{
   engine::{call};
 }}
 """

@@ -17,7 +17,7 @@ OTHER = {
 
 ADDED = (
     "off", "rewind", "style = flp", "type = pipo", "latency = 3", "disable_start_propagation",
-    "register_mode = off", "num_read_outstanding = 1", "recursive", "skip_exit_check",
+    "register_mode = off", "num_write_outstanding = 1", "recursive", "skip_exit_check",
 )  # fmt: skip
 """What could stand behind a pragma; each changes some pragma's meaning."""
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from pipec.backends.fpga.engines.gear import Dwc
-from pipec.backends.fpga.engines.memory import Gather, Load
+from pipec.backends.fpga.engines.memory import Gather, Load, beat_lanes
 from pipec.backends.fpga.engines.parts import Memory
 from pipec.backends.fpga.engines.perm import Perm
 from pipec.backends.fpga.engines.route import Concat, Const, Fork, Repeat, Slice
@@ -114,11 +114,11 @@ def test_constants_and_lookups(tmp_path: Path) -> None:
 
 
 def test_loads_from_memory(tmp_path: Path) -> None:
-    """Words narrower, as wide as, and wider than a beat of 16 elements."""
+    """Words narrower, as wide as, and wider than a beat of at most 16 elements."""
     cases = []
     for lanes in (3, 8, 16, 20, 48):
         words = rng(lanes).normal(size=(7, lanes))
         out = [(np.tile(words, (2, 1)), lanes)]
-        nest = Load(7, lanes, 2)
+        nest = Load(7, lanes, 2, beat_lanes(lanes, "float32"))
         cases.append(Case(f"load{lanes}", nest, [], out, {"weight": words}, Memory.DDR))
     check(cases, tmp_path / "stage")

@@ -5,9 +5,11 @@ import re
 from collections.abc import Iterator, Mapping
 
 from pipec.backends.fpga.cpp import identifier
+from pipec.backends.fpga.engines.parts import BURST, OUTSTANDING
 from pipec.backends.fpga.engines.tiles import ceil_div
+from pipec.backends.fpga.numbers import bits_of
 from pipec.backends.fpga.stagejson import Json
-from pipec.backends.fpga.tables import BEAT_BYTES, BURST
+from pipec.backends.fpga.tables import BEAT_BYTES
 from tests.fpga.lint.source import Block, Finding, Pragma, pragmas
 
 
@@ -47,6 +49,7 @@ def _memory(file: str, p: Pragma, behind: Mapping[str, int]) -> Iterator[Finding
         "bundle": "gmem_tables" if port.startswith("tables_") else port,
         "depth": str(behind.get(port, "")),
         "max_read_burst_length": str(BURST),
+        "num_read_outstanding": str(OUTSTANDING),
     }
     for key, value in want.items():
         if p.options.get(key) != value:
@@ -64,12 +67,13 @@ def _words_behind(record: Json) -> dict[str, int]:
             each = nest.get("chunk", nest["tokens"])
             found[name] = math.prod((each, nest.get("slots", 1)))
         for weight in engine["weights"]:
-            beats = ceil_div(weight["bits"] // 8, BEAT_BYTES)
+            bits = bits_of(weight["dtype"])
             if weight["memory"] == "ddr":
-                found[name] = beats
+                found[name] = ceil_div(weight["bits"], nest["beat"] * bits)
             else:
                 image = f"tables_{identifier(weight['dtype'])}"
-                found[image] = found.get(image, 0) + beats
+                beats = ceil_div(weight["bits"] // 8, BEAT_BYTES)
+                found[image] = found.get(image, 0) + beats * BEAT_BYTES * 8 // bits
     return found
 
 

@@ -15,7 +15,15 @@ OPTIONS: dict[str, frozenset[str]] = {
     "DISAGGREGATE": frozenset({"variable"}),
     "INLINE": frozenset[str](),
     "INTERFACE": frozenset(
-        {"port", "bundle", "depth", "offset", "max_read_burst_length", "max_write_burst_length"}
+        {
+            "port",
+            "bundle",
+            "depth",
+            "offset",
+            "max_read_burst_length",
+            "max_write_burst_length",
+            "num_read_outstanding",
+        }
     ),
     "LOOP_TRIPCOUNT": frozenset({"min", "max"}),
     "PIPELINE": frozenset({"ii"}),

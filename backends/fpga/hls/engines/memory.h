@@ -1,6 +1,8 @@
 // Engines that touch memory: tables filled at start, weights streamed, rows looked up.
 //
-// Memory is seen as BEATs of 512 bits. A table starts at a whole beat; its elements lie densely.
+// Memory of streamed weights is seen in beats of a power of two of bits; that of tables on chip in
+// elements, since these are read once, so that a narrow adapter does. A table starts at a multiple of
+// 64 bytes; its elements lie densely.
 #ifndef PIPEC_MEMORY_H
 #define PIPEC_MEMORY_H
 
@@ -17,37 +19,30 @@ struct beat_of {
 template <typename T>
 using beat = vec<T, beat_of<T>::LANES>;
 
-// Fills a table from memory, element by element: beats and words move on by one lane.
+// Fills a table from memory, element by element: words move on by one lane.
 template <typename T, int LANES, int WORDS>
-void load_table(const beat<T> *memory, int first_beat, vec<T, LANES> (&table)[WORDS]) {
-  constexpr int B = beat_of<T>::LANES;
-  beat<T> from = zeros<T, B>();
+void load_table(const T *memory, int first_beat, vec<T, LANES> (&table)[WORDS]) {
   vec<T, LANES> to = zeros<T, LANES>();
-  int at = first_beat, have = 0, word = 0, lane = 0;
-  for (int64_t i = 0; i < int64_t(WORDS) * LANES; ++i) {
+  const int first = first_beat * beat_of<T>::LANES;
+  int word = 0, lane = 0;
+  for (int i = 0; i < WORDS * LANES; ++i) {
 #pragma HLS PIPELINE
-    if (have == 0) from = memory[at++];
-    const T element = from.lane[0];
-    for (int p = 0; p < B - 1; ++p) {
-#pragma HLS UNROLL
-      from.lane[p] = from.lane[p + 1];
-    }
+    const T element = memory[first + i];
     for (int p = 0; p < LANES; ++p) {
 #pragma HLS UNROLL
       to.lane[p] = p < LANES - 1 ? to.lane[smaller(p + 1, LANES - 1)] : element;
     }
     if (lane == LANES - 1) table[word++] = to;
-    have = have == B - 1 ? 0 : have + 1;
     lane = lane == LANES - 1 ? 0 : lane + 1;
   }
 }
 
 // LOAD: streams words of LANES elements from memory, REPEAT times per frame, in order.
-// Config: T, WORDS, LANES, REPEAT, II, DEPTH.
+// Config: T, WORDS, LANES, REPEAT; BEAT lanes are read at once; II, DEPTH.
 template <typename G>
 void load(int frames, hls::stream<vec<typename G::T, G::LANES>> &out,
-          const beat<typename G::T> *memory) {
-  constexpr int B = beat_of<typename G::T>::LANES;
+          const vec<typename G::T, G::BEAT> *memory) {
+  constexpr int B = G::BEAT;
   gear<typename G::T, B, G::LANES> g;
 #pragma HLS ARRAY_PARTITION variable = g.lane complete
   int at = 0;
@@ -57,6 +52,7 @@ void load(int frames, hls::stream<vec<typename G::T, G::LANES>> &out,
       FIRE(G::II, G::DEPTH);
       for (int k = 0; k < ceil_div(G::LANES, B); ++k) {
 #pragma HLS UNROLL
+        if (G::LANES % B == 0) g.have = k * B;  // nothing is left of a word: known, no multiplexer
         if (g.have < G::LANES) g.push(memory[at++], B);
       }
       out.write(g.pop(G::LANES));

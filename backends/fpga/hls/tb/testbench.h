@@ -23,10 +23,11 @@ std::vector<V> read_file(const std::string &folder, const char *name, std::size_
 
 // Appends a table of so many beats to the image of all tables.
 template <typename T>
-void append(std::vector<engine::beat<T>> &image, std::size_t beats, const std::string &folder,
+void append(std::vector<T> &image, std::size_t beats, const std::string &folder,
             const char *name) {
-  image.resize(image.size() + beats);
-  read_file(folder, name, &image[image.size() - beats], beats, sizeof(engine::beat<T>));
+  const std::size_t size = beats * engine::beat_of<T>::LANES;
+  image.resize(image.size() + size);
+  read_file(folder, name, &image[image.size() - size], beats, sizeof(engine::beat<T>));
 }
 
 template <typename T, int P>
