@@ -20,7 +20,7 @@ from pipec.backends.fpga.memory import Item
 from pipec.backends.fpga.numbers import Int8
 from pipec.backends.fpga.quantise.formats import formats_of, observed
 from pipec.backends.fpga.quantise.layers import quantised
-from pipec.backends.fpga.quantise.samples import calibration_samples
+from pipec.backends.fpga.quantise.samples import RANDOM, calibration_samples
 from pipec.backends.fpga.search import Board, Search, deep_fifos, fitted
 from pipec.cluster.cluster import Link
 from pipec.cluster.device import Device
@@ -105,7 +105,8 @@ def networks(plan: Plan) -> tuple[Network, ...]:
     """
     found = lowered(plan)
     if types_of(plan).precision == "int8" and all_have_data(plan.graph.weights):
-        formats = formats_of(found, observed(found, calibration_samples(plan)))
+        drawn = plan.options.get("calibrate", RANDOM) == RANDOM
+        formats = formats_of(found, observed(found, calibration_samples(plan), drawn=drawn))
         return tuple(map(quantised, found, formats))
     return found
 

@@ -23,12 +23,7 @@ from pipec.backends.fpga.designs import (
     types_of,
 )
 from pipec.backends.fpga.emit.link import Site
-from pipec.backends.fpga.emit.stage import (
-    SEED,
-    Golden,
-    golden_chain,
-    write_stage,
-)
+from pipec.backends.fpga.emit.stage import SEED, Golden, golden_chain, write_stage
 from pipec.backends.fpga.numbers import cut, held, int8_format
 from pipec.backends.fpga.quantise.bound import Bound, bounds_of, tolerance_of
 from pipec.backends.fpga.quantise.samples import held_out, keep, random_frames
@@ -70,14 +65,8 @@ def _compared(stage: int, value: str, pairs: Sequence[tuple[Tensor, Tensor]]) ->
     same = None
     if want.dim() == 3 and want.shape[-1] > 1:  # frames of [rows, classes]
         same = float((found.argmax(-1) == want.argmax(-1)).double().mean())
-    return Accuracy(
-        stage,
-        value,
-        len(pairs),
-        float(error.max() / size.max().clamp_min(1e-30)),
-        float(error.mean() / size.mean().clamp_min(1e-30)),
-        same,
-    )
+    largest, mean = (float(of(error) / of(size).clamp_min(1e-30)) for of in (torch.max, torch.mean))
+    return Accuracy(stage, value, len(pairs), largest, mean, same)
 
 
 def told(item: Accuracy, bound: Allowed) -> str:

@@ -1,10 +1,14 @@
 """Outer products: the gradient of a weight matrix."""
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+from torch import Tensor
+
 from pipec.backends.fpga.arithmetic import arithmetic, sums_depth
-from pipec.backends.fpga.engines.base import Folded, Layer
+from pipec.backends.fpga.engines.base import Folded, Layer, Tables
 from pipec.backends.fpga.engines.mvu import Product, input_tokens, products_logic
 from pipec.backends.fpga.engines.tiles import ceil_div
 from pipec.backends.fpga.runs import Loop, Run, Runs
@@ -73,3 +77,7 @@ class Outer(Product):
 
     def logic(self, dtype: str) -> tuple[float, float]:
         return products_logic(self.pe * self.simd, self.simd * (self.partial > 1), 0, dtype, 1)
+
+    def compute(self, layer: Layer, reads: Sequence[Tensor], table: Tables) -> Tensor:
+        x, dy = (read.reshape(self.n, self.groups, -1) for read in reads)
+        return torch.einsum("ngm,ngk->gmk", dy, x)

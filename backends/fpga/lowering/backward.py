@@ -194,9 +194,9 @@ def convolution_backward(emit: Emit, *args: Any) -> Any:
 
 def input_gradient(
     emit: Emit, dy: Tensor, w: Tensor, size: Sequence[int], steps: object, border: object,
-    spread: object, groups: int,
+    spread: object, groups: int, bias: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """``dx[c] = sum over k, m of w[m, c, k] dy[m]`` shifted by k, of maps of ``size``.
+    """``dx[c] = bias[c] + sum over k, m of w[m, c, k] dy[m]`` shifted by k, of maps of ``size``.
 
     Stride 1: a convolution of dy with the kernel turned round. Stride s: s*s of them, one for each
     place modulo s, with every s-th kernel row and column, put side by side (no zeros multiplied).
@@ -210,15 +210,17 @@ def input_gradient(
         return found
     dense = kernel[0] >= stride[0] and kernel[1] >= stride[1]
     if dilation == (1, 1) and dense and stride != (1, 1):
-        return _phases(emit, dy, size, turned, (kernel, stride, padding), groups)
+        return _phases(emit, dy, size, turned, (kernel, stride, padding), groups, bias)
     before = [d * (k - 1) - p for d, k, p in zip(dilation, kernel, padding, strict=True)]
-    return _convolved(_apart(dy, size, stride, padding, before), turned, groups, dilation)
+    return _convolved(_apart(dy, size, stride, padding, before), turned, groups, bias, dilation)
 
 
-def _convolved(dy: Tensor, w: Tensor, groups: int, dilation: Pair = (1, 1)) -> Tensor:
+def _convolved(
+    dy: Tensor, w: Tensor, groups: int, bias: Tensor | None = None, dilation: Pair = (1, 1)
+) -> Tensor:
     """With stride 1."""
     found: Tensor = aten.convolution.default(
-        dy, w, None, [1, 1], [0, 0], list(dilation), False, [0, 0], groups
+        dy, w, bias, [1, 1], [0, 0], list(dilation), False, [0, 0], groups
     )
     return found
 
@@ -286,7 +288,7 @@ def _turned(emit: Emit, w: Tensor, groups: int) -> Tensor:
 
 def _phases(
     emit: Emit, dy: Tensor, size: Sequence[int], turned: Tensor, geometry: tuple[Pair, ...],
-    groups: int,
+    groups: int, bias: Tensor | None,
 ) -> Tensor:  # fmt: skip
     """The convolutions of a strided input gradient, interleaved and cropped."""
     kernel, stride, padding = geometry
@@ -302,7 +304,8 @@ def _phases(
                 first = k - 1 - (r + s * (taps - 1))
                 sub = aten.slice.Tensor(sub, 2 + axis, first, k - r, s)
                 border += [taps - 1, count[axis] - dy.shape[2 + axis]]
-            parts.append(_convolved(aten.constant_pad_nd.default(dy, border), sub, groups))
+            around = aten.constant_pad_nd.default(dy, border)
+            parts.append(_convolved(around, sub, groups, bias))
     split = emit.reshaped(torch.cat(parts, 1), n, *stride, c, *count)
     placed = split.permute(0, 3, 4, 1, 5, 2)
     whole = emit.reshaped(placed, n, c, *(q * s for q, s in zip(count, stride, strict=True)))

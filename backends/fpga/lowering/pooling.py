@@ -40,14 +40,9 @@ def _pooled(
 
 
 def pool(
-    b: Builder,
-    node: fx.Node,
-    maps: Maps,
-    window: Swg,
-    op: str,
-    scale: float = 1.0,
+    b: Builder, node: fx.Node, maps: Maps, window: Swg, op: str, scale: float = 1.0,
     scales: Table | None = None,
-) -> Value:
+) -> Value:  # fmt: skip
     """A POOL layer behind a window."""
     shape = (window.batch, maps.channels, window.oh, window.ow)
     nest = Reduce(math.prod(shape), window.taps, 1, op=op, scale=scale)

@@ -30,8 +30,9 @@ def matmul(b: Builder, node: fx.Node) -> Value:
         if len(shape_of(cast("fx.Node", y))) != 2:
             raise UnsupportedError("a batched product with a constant")
         return dense(b, node, x, y, None, transposed=True)
-    found = matrix_gradient(b, node, b.value(x), b.value(y))
-    return found or product(b, node, b.value(x), b.value(y), shape_of(node))
+    operands = b.value(x), b.value(y)
+    found = None if b.precision == "int8" else matrix_gradient(b, node, *operands)
+    return found or product(b, node, *operands, shape_of(node))
 
 
 @lowers("aten.scaled_dot_product_attention.default")

@@ -129,12 +129,9 @@ def cat(b: Builder, node: fx.Node) -> Value:
 
 
 def joined(
-    b: Builder,
-    node: fx.Node,
-    values: Sequence[Value],
-    axis: int,
+    b: Builder, node: fx.Node, values: Sequence[Value], axis: int,
     order: tuple[int, ...] | None = None,
-) -> Value:
+) -> Value:  # fmt: skip
     """Streams joined along one axis, in an order of axes, that of the first one if None."""
     order = order or values[0].view.axis_order() or standard_order(values[0].view.shape)
     values = [b.in_order(node, v, order) for v in values]
@@ -193,6 +190,8 @@ def cut(b: Builder, node: fx.Node, value: Value, axis: int, part: range, suffix:
     size = value.view.shape[axis]
     if len(part) == size:
         return value
+    if not part:
+        raise UnsupportedError("a part of an axis without a position")
     value, outer, inner, view = axis_alone(b, node, value, axis, len(part))
     rows_stay = inner % value.channels == 0
     channels = value.channels if rows_stay else len(part) * inner

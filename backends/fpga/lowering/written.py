@@ -298,7 +298,7 @@ def _transposed(node: fx.Node) -> tuple[tuple[int, ...], ...] | None:
     return (*(a + b for a, b in zip(row, per_axis, strict=True)), integers(node.args[8], 1))
 
 
-def _transposed_rule(emit: Emit, x: Tensor, weight: Tensor, *more: Any) -> Any:
+def _transposed_rule(emit: Emit, x: Tensor, weight: Tensor, bias: Tensor | None, *_: Any) -> Any:
     """A transposed convolution is the input gradient of the convolution with the same weights."""
     found = _transposed(emit.old)
     if found is None:
@@ -308,9 +308,7 @@ def _transposed_rule(emit: Emit, x: Tensor, weight: Tensor, *more: Any) -> Any:
     if one_axis:
         x, weight = x.unsqueeze(2), weight.unsqueeze(2)
     size = [1, *shape_of(emit.old)[2:]][-2:]
-    y = input_gradient(emit, x, weight, size, stride, padding, dilation, groups)
-    if more and more[0] is not None:
-        y = y + emit.reshaped(more[0], 1, -1, 1, 1)
+    y = input_gradient(emit, x, weight, size, stride, padding, dilation, groups, bias)
     return emit.named(y.squeeze(2) if one_axis else y)
 
 

@@ -25,18 +25,20 @@ from pipec.errors import BackendError
 HIDDEN = -1e4
 """Less than this is what an attention mask puts where it hides something."""
 
-
+_NONE = 1e-30
+"""A magnitude from here on can be stretched."""
 Range = tuple[float, float]
 """The least finite number that was seen, and the largest."""
 
 
 def observed(
-    networks: Sequence[Network], samples: Sequence[Mapping[str, Tensor]]
+    networks: Sequence[Network], samples: Sequence[Mapping[str, Tensor]], *, drawn: bool = False
 ) -> list[dict[str, Range]]:
     """What was seen of every floating-point edge of every stage, over all samples of inputs.
 
     What an attention mask hides (below `HIDDEN`) is not looked at. Edges between stages are at both
-    ends.
+    ends. Samples that were ``drawn`` say less than a format that the model names: there they are
+    stretched to its range.
     """
     found: list[dict[str, Range]] = [{} for _ in networks]
 
@@ -46,7 +48,8 @@ def observed(
         if seen is not None:
             low, high = found[stage].get(edge, seen)
             found[stage][edge] = min(low, seen[0]), max(high, seen[1])
-        return x
+        form = networks[stage].named.get(edge)
+        return _stretched(x, *form.range) if drawn and form else x
 
     chain = Chain(networks)
     with torch.no_grad():
@@ -70,6 +73,12 @@ def _seen(value: Tensor) -> Range | None:
             return None
         low, high = (float(end) for end in value.aminmax())
     return low, high
+
+
+def _stretched(x: Tensor, low: float, high: float) -> Tensor:
+    """Numbers on either side of 0 times what takes the farthest one to the end of a range."""
+    up, down = high / x.amax().clamp(min=_NONE), low / x.amin().clamp(max=-_NONE)
+    return x * torch.where(x > 0, up, down)
 
 
 Edge = tuple[int, str]

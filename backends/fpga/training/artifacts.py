@@ -42,13 +42,7 @@ from pipec.backends.fpga.emit.link import (
     pin,
 )
 from pipec.backends.fpga.emit.source import top_name
-from pipec.backends.fpga.emit.stage import (
-    SEED,
-    Golden,
-    golden_chain,
-    write_stage,
-    write_tables,
-)
+from pipec.backends.fpga.emit.stage import SEED, Golden, golden_chain, write_stage, write_tables
 from pipec.backends.fpga.quantise.samples import random_frames
 from pipec.backends.fpga.stagejson import Json
 from pipec.backends.fpga.training.phases import gradient_name

@@ -150,5 +150,7 @@ def test_what_it_does_not_do_has_a_reason() -> None:
 
     mixed = torch.arange(200) * 77 % 200
     assert "in 77 runs of equal steps" in refused(lambda x: x.index_select(1, mixed), 1, 200, 4)
+    emptied = refused(lambda x: nn.functional.pad(x, (1, 1, -1, 2)), 1, 2, 1, 3)
+    assert "without a position" in emptied
     assert "several axes" in refused(lambda x: x[[0, 1], [1, 2]], 2, 3)
     assert "another beta" in refused(lambda x: F.softplus(x, beta=2), 2, 3)

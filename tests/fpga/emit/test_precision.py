@@ -24,6 +24,8 @@ from pipec.compiler.driver import emit, make_plan
 from pipec.compiler.verify import verify_artifacts
 from pipec.errors import BackendError
 from pipec.frontends.load import load
+from pipec.frontends.trace import trace
+from pipec.graph.ir import Source
 from tests.fpga.design.models import graph_of, made
 
 HLS = Path(__file__).parents[3] / "backends/fpga/hls"
@@ -179,3 +181,26 @@ def test_numbers_survive_the_file() -> None:
     for dtype in NARROW:
         once = decoded(encoded(x, dtype), dtype)
         assert np.array_equal(decoded(encoded(once, dtype), dtype), once)
+
+
+@pytest.mark.parametrize(
+    "precision", ["int8", "ap_fixed<23,9>", "bfloat16", "float32; matmul = float16"]
+)
+def test_a_product_over_the_rows_of_both_operands(precision: str, tmp_path: Path) -> None:
+    """On boards that train it is the gradient of a weight matrix."""
+
+    class Gram(torch.nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            """[n, a] and [n, b] to [a, b]."""
+            return x.sigmoid().transpose(0, 1) @ y.sigmoid()
+
+    torch.manual_seed(0)
+    x, y = torch.randn(5, 3), torch.randn(5, 7)
+    graph = trace(Gram(), (x, y), source=Source("memory", ""))
+    options = {"precision": precision}
+    plan = make_plan(graph, parse_cluster("1xvcu118"), "fpga", options=options)
+    emit(plan, tmp_path / "out")
+    (stage,) = load_backend("fpga").load(plan, tmp_path / "out").stages
+    (found,) = stage({"x": x, "y": y}).values()
+    want = Gram()(x, y)
+    assert float((found - want).abs().max()) < 0.03 * float(want.abs().max())

@@ -18,7 +18,7 @@ from pipec.backends.fpga.designs import designs_of
 from pipec.backends.fpga.engines.map import Map
 from pipec.backends.fpga.engines.route import Concat
 from pipec.backends.fpga.lowering.lower import lower
-from pipec.backends.fpga.numbers import int8_format
+from pipec.backends.fpga.numbers import Int8, int8_format
 from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.chain import StageRunner
 from pipec.compiler.driver import emit, make_plan
@@ -92,6 +92,34 @@ def test_convolutions_and_attention(boards: int, tmp_path: Path) -> None:
     assert (np.concatenate(off) > 0.5).mean() < 0.02
 
 
+@pytest.mark.parametrize("stride", [1, 2])
+def test_the_bias_of_a_transposed_convolution_is_in_its_sums(stride: int, tmp_path: Path) -> None:
+    """Added behind them, it met results that were cut off where the example inputs end."""
+    torch.manual_seed(0)
+    model = nn.ConvTranspose2d(3, 4, 3, stride, padding=1, output_padding=stride - 1)
+    assert model.bias is not None
+    nn.init.normal_(model.bias, std=3.0)
+    frames = [{"x": 4 * torch.randn(1, 3, 4, 5).numpy()} for _ in range(6)]
+    example = (torch.from_numpy(frames[0]["x"]),)
+    export = partial(write, model, example, dynamo=False, opset_version=17, input_names=["x"])
+    path = tmp_path / "net.onnx"
+    quantised(export, path, "QDQ", frames)
+    backend = FpgaBackend()
+    loaded = load(str(path), LoadOptions(**backend.reads))
+    options = {"precision": "int8"}
+    plan = make_plan(loaded.graph, parse_cluster("1xzcu102"), "fpga", options=options)
+    (design,) = designs_of(plan)
+    step = form_of(design, design.outputs[0].value).scale
+    session = ort_session(str(path), fused=False)
+    for frame in frames:
+        (want,) = session.run(None, frame)
+        (y,) = execute(design, {"x": torch.from_numpy(frame["x"])}, run8, steps_of).values()
+        off = np.abs(y.numpy() - want / step)
+        assert np.abs(want).max() > 50 * step
+        assert off.max() < 1.01
+        assert (off > 0.5).mean() < 0.02
+
+
 def written(x: str, form: str, y: str) -> list[onnx.NodeProto]:
     """A value in a format."""
     return [
@@ -131,6 +159,35 @@ def test_what_is_written_in_a_format_is_rounded_there(tmp_path: Path) -> None:
     network = lower(load(str(path)).graph, "int8")
     assert [type(y.nest) for y in network.layers] == [Map, Map]
     assert [round(f.scale, 6) for f in network.named.values()] == list(formats.values())
+
+
+@pytest.mark.parametrize("boards", [1, 2])
+def test_values_that_the_file_gives_no_format_are_held_as_far_as_its_formats_go(
+    boards: int, tmp_path: Path
+) -> None:
+    """Nobody calibrates a quantised file: inputs that are drawn end where a normal number does."""
+    nodes = [
+        *written("x", "a", "r"),
+        helper.make_node("Mul", ["r", "r"], ["square"]),
+        helper.make_node("Mul", ["r", "quarter"], ["part"]),
+        helper.make_node("Exp", ["part"], ["curve"]),
+        helper.make_node("Sum", ["square", "r", "curve"], ["s"]),
+        *written("s", "b", "y"),
+    ]
+    tables = {"a": np.float32(0.1), "b": np.float32(1.5), "quarter": np.float32(0.25)}
+    path = saved(tmp_path, nodes, {"x": 64}, {"y": 64}, {**tables, "z": np.int8(0)})
+    loaded = load(str(path), LoadOptions(**FpgaBackend.reads))
+    options, cluster = {"precision": "int8"}, parse_cluster(f"{boards}xzcu102")
+    plan = make_plan(loaded.graph, cluster, "fpga", options=options)
+    known = {"x": torch.linspace(-13, 13, 64)[None]}
+    for design in designs_of(plan):
+        known |= {
+            name: steps * form_of(design, name).scale
+            for name, steps in execute(design, known, run8, steps_of).items()
+        }
+    (want,) = ort_session(str(path), fused=False).run(None, {"x": known["x"].numpy()})
+    assert np.abs(want).max() > 160
+    assert np.abs(known["y"].numpy() - want).max() < 1.01 * float(tables["b"])
 
 
 @pytest.mark.parametrize("boards", [1, 2])
@@ -224,10 +281,16 @@ def test_weights_less_a_zero_point_are_exact(zero: int, kind: str, tmp_path: Pat
         assert np.array_equal(np.rint(run(x) / step), np.rint(want / step))
 
 
-def _steps(design: StageDesign, x: Tensor) -> Any:
-    form = int8_format(design.streams[design.outputs[0].stream].dtype)
+def form_of(design: StageDesign, output: str) -> Int8:
+    """The format in which an output leaves."""
+    (stream,) = (p.stream for p in design.outputs if p.value == output)
+    form = int8_format(design.streams[stream].dtype)
     assert form is not None
-    return execute(design, {"x": x}, run8, steps_of)["y"].numpy() * form.scale
+    return form
+
+
+def _steps(design: StageDesign, x: Tensor) -> Any:
+    return execute(design, {"x": x}, run8, steps_of)["y"].numpy() * form_of(design, "y").scale
 
 
 def _emitted(runner: StageRunner, x: Tensor) -> Any:
