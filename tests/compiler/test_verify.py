@@ -266,6 +266,33 @@ def test_sums_that_cancel_are_no_false_alarm(tmp_path: Path) -> None:
     assert not verify_artifacts(tmp_path / "out", read, seed=3, tolerance=1e-9).ok
 
 
+def test_ties_between_two_integers_are_no_false_alarm(tmp_path: Path) -> None:
+    """Every fourth mean of four integers lies in the middle of two."""
+    steps = [
+        ("QuantizeLinear", ["x", "s", "z"], "xq"), ("DequantizeLinear", ["xq", "s", "z"], "r"),
+        ("AveragePool", ["r"], "m"),
+        ("QuantizeLinear", ["m", "s", "z"], "mq"), ("DequantizeLinear", ["mq", "s", "z"], "y"),
+    ]  # fmt: skip
+    nodes = [helper.make_node(op, names, [y]) for op, names, y in steps]
+    nodes[2] = helper.make_node("AveragePool", ["r"], ["m"], kernel_shape=[2, 2], strides=[2, 2])
+    held: dict[str, Any] = {
+        "s": np.array(0.0237, dtype=np.float32),
+        "z": np.array(113, dtype=np.uint8),
+    }
+    proto = onnx_models.model(nodes, {"x": (1, [1, 7, 16, 16])}, ["y"], held)
+    read = onnx_models.load(proto, tmp_path)
+    emit(cut(read.graph, 1), tmp_path / "out")
+    assert verify_artifacts(tmp_path / "out", read).ok
+    engine = read.inner
+    assert engine is not None
+
+    def off(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: t + 1 if t.dtype is torch.uint8 else t for name, t in engine(inputs).items()}
+
+    report = verify_artifacts(tmp_path / "out", replace(read, inner=off))
+    assert {b.kind for b in report.boundaries if not b.ok} == {"node"}
+
+
 def test_tolerance_follows_dtype_and_depth(tmp_path: Path) -> None:
     assert rounding_tolerance(chain(2), 1) == pytest.approx(2 * 2**-23)
     assert rounding_tolerance(chain(8), 3) == pytest.approx(12 * 2**-23)
