@@ -66,7 +66,8 @@ class _Splitter:
         self._forward = self._forward_nodes()
 
     def forward_backward(self) -> tuple[Graph, Graph]:
-        copied, read = self._needs([*self._received, *self._weights], self._forward)
+        roots = [*self._received, *self._weights, *self._gradient_inputs]
+        copied, read = self._needs(roots, self._forward)
         saved = [n for n in read if n in self._forward and not self._is_weight(n)]
         computed = ancestors([*self._results.outputs, *saved])
         outputs = [
@@ -85,7 +86,8 @@ class _Splitter:
         mine |= self._items_of(mine)
         w_nodes, w_read = self._needs(self._weights, self._forward | mine, made=mine)
         kept = [n for n in w_read if n in mine or n in self._gradient_inputs]
-        i_nodes, i_read = self._needs([*self._received, *kept], self._forward)
+        roots = [*self._received, *kept, *self._gradient_inputs]
+        i_nodes, i_read = self._needs(roots, self._forward)
         outputs = [*self._gradients(received=True, weights=False), *_saved(kept)]
         I = self._graph("I", i_nodes, outputs, i_read)  # noqa: E741
         W = self._graph("W", w_nodes, self._gradients(received=False, weights=True), w_read)

@@ -228,6 +228,33 @@ def test_a_stage_that_saves_nothing_trains_apart_from_its_forward() -> None:
     torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
 
 
+class Signed(Layers):
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.c(torch.tanh(self.b(torch.copysign(x, self.a(x)))))
+        return result
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1", "pipefb"])
+def test_a_stage_takes_a_gradient_that_none_of_its_own_depends_on(schedule: str) -> None:
+    """That of a sign is zero, whatever comes from behind it."""
+    case = Case(Signed, F.cross_entropy, floats(4, 8))
+    module = seeded(case)
+    args, target = case.batch(0)
+    graph = trace(module, args, loss=Loss(case.loss, target), source=Source("memory", "test"))
+    at = next(k for k, n in enumerate(graph.calls) if "copysign" in n.name) + 1
+    parts: Any = [SimpleNamespace(calls=graph.calls[:at]), SimpleNamespace(calls=graph.calls[at:])]
+    plan = staged_graph(graph, parts)
+    if schedule == "pipefb":
+        plan = through_host(plan, generate(schedule, 2, 1))
+    plan = plan.replace(schedule=scheduled(plan, schedule, 1))
+    verify(plan)
+    pipeline = LocalPipeline(plan, batches(case, graph), Settings(sgd))
+    losses, got = pipeline.run(1), pipeline.state_dict()
+    want_losses, want = accumulated(case, module, sgd, 1, 1)
+    torch.testing.assert_close(losses, want_losses, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
+
+
 class Counted(Layers):
     """A buffer of sums, whose update needs a stage behind the loss."""
 
