@@ -133,7 +133,8 @@ def noise_of(
         moved = {n: rounded(t, generator) for n, t in batch.items()}
         weights = {n: rounded(t, generator) for n, t in source.weights.items()}
         for n, g in results(source.replace(weights=weights), moved).items():
-            moves = float((g - exact[n]).abs().max()) if g.numel() else 0.0
+            sums = g.numel() and g.dtype is not torch.bool
+            moves = float((g - exact[n]).abs().max()) if sums else 0.0
             found[n] = max(found[n], ROUNDINGS * moves)
     return found
 

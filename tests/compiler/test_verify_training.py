@@ -161,17 +161,20 @@ def test_a_gradient_that_cancels_is_judged_by_its_rounding(fault: float) -> None
 
 
 class Followed(nn.Module):
-    """Running statistics, and a mean that the next forward reads."""
+    """Running statistics, a mean that the next forward reads, and whether there was one."""
 
     mean: Tensor
+    seen: Tensor
 
     def __init__(self) -> None:
         super().__init__()
         self.first, self.norm, self.last = nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)
         self.register_buffer("mean", torch.full((8,), 0.1))
+        self.register_buffer("seen", torch.tensor(False))
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.norm(self.first(x)) * self.mean.clone()
+        self.seen.logical_or_(h.isfinite().all())
         self.mean = 0.5 * self.mean + h.detach().mean(0)
         found: Tensor = self.last(h)
         return found
