@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 from pipec.compiler.backend import load_backend
 from pipec.compiler.pass_base import Pass
 from pipec.plan.model import Fact, Plan, ValueChannel, cut_stages
+from pipec.schedule.channels import slots_of
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,8 @@ class InsertComm(Pass):
 
     Attributes:
         route: ``direct``, ``relay``, or ``auto``: what the backend's devices want.
-        depth: Slots of every channel; 0 is a rendezvous.
+        depth: Slots of a channel to the next stage, one more for each that it skips; 0 is a
+            rendezvous.
     """
 
     name: ClassVar[str] = "insert-comm"
@@ -36,7 +38,7 @@ class InsertComm(Pass):
         route = self.route if self.route != "auto" else load_backend(plan.target).route
         nodes = plan.graph.nodes
         channels = [
-            ValueChannel.of(nodes[value], src, dst, self.depth)
+            ValueChannel.of(nodes[value], src, dst, slots_of(src, dst, self.depth))
             for value, src, dst in _hops(plan, relay=route == "relay")
         ]
         stages = cut_stages(plan.graph, plan.home, len(plan.stages), channels)

@@ -1,7 +1,7 @@
 """Small graphs built by hand, for tests that need no front end."""
 
 import torch
-from torch import fx
+from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pipec.graph.ir import Graph, GraphInput, GraphOutput, InputKind, Origin, OutputKind
@@ -71,3 +71,18 @@ def run(graph: Graph, **inputs: torch.Tensor) -> dict[str, torch.Tensor]:
     args = [graph.weights[i.name] if i.kind.is_weight else inputs[i.name] for i in graph.inputs]
     results = fx.Interpreter(graph.module).run(*args)
     return {o.name: r for o, r in zip(graph.outputs, results, strict=True)}
+
+
+class FirstToAll(nn.Module):
+    """What the first layer gives, every other one reads, as what an encoder gives its decoder."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(13))
+
+    def forward(self, x: Tensor) -> Tensor:
+        first: Tensor = self.layers[0](x)
+        x = first
+        for layer in self.layers[1:]:
+            x = torch.tanh(layer(x)) + first
+        return x

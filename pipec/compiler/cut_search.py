@@ -117,22 +117,22 @@ class CutSearch:
         order = np.flatnonzero(fits)[np.argsort(bounds[fits], kind="stable")]
         best: tuple[IntArray, Timeline] | None = None
         most, closest, done = (PREDICTED if every is not None else NEAR), inf, False
-        loose, seconds = float(bounds[~fits].min(initial=inf)), inf
+        loose, seconds, stuck = float(bounds[~fits].min(initial=inf)), inf, list[ScheduleError]()
         if len(order) and bounds[order[0]] >= below:
             raise NotFasterError(float(bounds[order[0]]), loose)
         roomy = order[most:][np.argsort(full[order[most:]], kind="stable")][:most].tolist()
         for number, k in enumerate(chain(self._ranked(cuts, order[:most].tolist()), roomy)):
             if best is not None and number >= most:
                 break
-            done = best is not None and (self._shortened or bounds[k] >= seconds * _BELOW)
-            if done:
+            if done := best is not None and (self._shortened or bounds[k] >= seconds * _BELOW):
                 break
             if below <= bounds[k] < seconds and number < most and not self._shortened:
                 raise NotFasterError(float(bounds[k]), loose)
             stage = cuts[k][self.units.of_node]
             try:
                 timeline = self.predict(stage)
-            except ScheduleError:  # the channels of this cut let the order deadlock
+            except ScheduleError as error:  # the channels of this cut let the order deadlock
+                stuck.append(error)
                 continue
             over = self._fullest(timeline)
             closest = min(closest, over)
@@ -141,7 +141,7 @@ class CutSearch:
                 best, seconds = (stage, timeline), timeline.seconds
         done = every is not None and (done or len(order) <= most)
         if best is None:
-            raise self._nothing(len(cuts), closest, proven=done)
+            raise self._nothing(len(cuts), closest, stuck, proven=done)
         method = "all contiguous cuts, by their bounds" if done else "boundaries moved"
         return Cut(*best, seconds if done else min(self._least(), seconds), method, loose)
 
@@ -370,13 +370,11 @@ class CutSearch:
         """
         if self._place.separate:
             return np.zeros(len(cuts))
-        held = np.zeros((len(cuts), len(self.limits)))
+        held, full = np.zeros((2, len(cuts), len(self.limits)))
         static, saved, _ = self._bytes
         rows = np.ones((self._stages, 1))
         weights = stage_sums(cuts, rows * static)
-        most = np.array(self._flight)
-        kept = stage_sums(cuts, rows * saved) * most
-        full = np.zeros_like(held)
+        kept = stage_sums(cuts, rows * saved) * np.array(self._flight)
         for s, devices in enumerate(self._place.forward):
             for d in devices:
                 held[:, d] += weights[:, s]
@@ -421,15 +419,20 @@ class CutSearch:
             found = max(found, m * least.sum() / devices, m * least.max() / max(map(len, side)))
         return float(found)
 
-    def _nothing(self, cuts: int, closest: float, *, proven: bool) -> PartitionError:
+    def _nothing(
+        self, cuts: int, closest: float, stuck: Sequence[ScheduleError], *, proven: bool
+    ) -> PartitionError:
+        what = f"no cut into {self._stages} stages"
+        if stuck and closest == inf:
+            return PartitionError(f"{what} runs without a deadlock", where=stuck[0].where,
+                                  got=stuck[0].got, hint="another schedule")  # fmt: skip
         told = f"{closest:.0%} of its memory" if closest < inf else "more than a device has"
         return PartitionError(
-            f"no cut into {self._stages} stages fits the memory of the devices",
+            f"{what} fits the memory of the devices",
             where=f"schedule {self.compute.name}, {self.compute.microbatches} microbatches",
             got=f"the fullest device of the nearest of {cuts} cuts needs {told}",
             want="at most 100%" + (", which no contiguous cut meets" if proven else ""),
-            hint="--schedule auto also tries recompute, offload and other schedules; "
-            "or smaller microbatches, more devices",
+            hint="--schedule auto (recomputes, offloads), smaller microbatches, or more devices",
         )
 
 
@@ -456,12 +459,10 @@ def _moves(here: tuple[int, ...], size: int) -> list[tuple[int, ...]]:
 
 def _chains(units: Units, stages: int, most: int) -> IntArray | None:
     """All chains of ideals that cut a small graph, [cuts, units]; None if there are too many."""
-    ideals = _ideals(units)
-    if ideals is None:
+    if (ideals := _ideals(units)) is None:
         return None
     inside = np.array([[i >> u & 1 for u in range(units.size)] for i in ideals], bool)
-    found = islice(_nested(ideals, stages - 1), most + 1)
-    chains = list(found)
+    chains = list(islice(_nested(ideals, stages - 1), most + 1))
     if len(chains) > most:
         return None
     rows = np.array(chains, np.int64).reshape(len(chains), stages - 1)
@@ -493,8 +494,7 @@ def _ideals(units: Units) -> list[int] | None:
             for u in range(units.size)
             if not i >> u & 1 and i & needs[u] == needs[u]
         }
-        fresh = grown - {whole}
-        found |= fresh
+        found |= (fresh := grown - {whole})
         if len(found) > IDEALS:
             return None
     return sorted(found, key=lambda i: (i.bit_count(), i))

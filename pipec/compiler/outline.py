@@ -31,7 +31,7 @@ from pipec.graph.ir import Graph, InputKind, OutputKind, nbytes, origin
 from pipec.graph.written import ancestors
 from pipec.partition.costgraph import FloatArray, IntArray
 from pipec.plan.facts import Facts, SharedWeight, StageFacts
-from pipec.schedule.channels import Channel, value
+from pipec.schedule.channels import Channel, slots_of, value
 from pipec.schedule.schedule import Placement
 
 _SUM = torch.ops.aten.add.Tensor
@@ -130,7 +130,8 @@ class Outline:
             for dst in sorted(readers):
                 back = self.trains and n.name in self._needs and readers[dst]
                 name = f"s{src}.s{dst}.{n.name}"
-                found += value(name, src, dst, nbytes(n), depth=2, gradient=back)
+                depth = slots_of(src, dst)
+                found += value(name, src, dst, nbytes(n), depth=depth, gradient=back)
         return found
 
     def edges(self, *, gradients: bool) -> Edges:

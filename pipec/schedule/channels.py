@@ -116,6 +116,18 @@ def chain(forward: int, backward: int) -> tuple[Channel, ...]:
     return (*f, *b, *s_, *w)
 
 
+def slots_of(src: int, dst: int, depth: int = 2) -> int:
+    """Slots of a value's channel, so that a value that skips stages does not stop those between.
+
+    Args:
+        src: Stage that computes the value.
+        dst: Stage that reads it.
+        depth: Slots to the next stage. Every stage that is skipped holds a microbatch meanwhile,
+            which adds one; a rendezvous (0) stays one.
+    """
+    return depth + abs(dst - src) - 1 if depth else 0
+
+
 def value(
     name: str, src: int, dst: int, nbytes: int, *, depth: int | None = 2, gradient: bool = True
 ) -> tuple[Channel, ...]:

@@ -24,7 +24,7 @@ from pipec.plan.model import Plan, cut_stages
 from pipec.plan.rules.verify import verify
 from pipec.schedule.registry import ASYNCHRONOUS, SYNCHRONOUS, generate
 from tests.plans import by_hand
-from tests.toys import mlp
+from tests.toys import FirstToAll, mlp
 
 SCHEDULES = ("1f1b", "gpipe", "zb-h1", "interleaved", "pipefb", "inference")
 
@@ -280,6 +280,17 @@ def test_memory_is_kept_or_it_is_an_error() -> None:
     over = plan.replace(cluster=tight(cluster, 0.9 * max(plan.timeline.peak_bytes)))
     with pytest.raises(PlanError, match=r"memory-is-kept.* needs"):
         verify(over)
+
+
+def test_a_deadlock_of_every_cut_is_no_lack_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What skips stages waits in too few slots, and what is sent behind it with it."""
+    loss = Loss(nn.functional.mse_loss, torch.zeros(4, 8))
+    graph = trace(FirstToAll(), (torch.zeros(4, 8),), loss=loss, source=Source("memory", "net"))
+    search = search_of(costed(graph, parse_cluster("4xh100")), "interleaved", 8, 8)
+    monkeypatch.setattr("pipec.compiler.outline.slots_of", lambda src, dst: 2)
+    with pytest.raises(PartitionError, match="into 8 stages runs without a deadlock") as error:
+        search.best(lambda: [np.clip(search.units.of_node, 0, 7)])
+    assert "no slot until" in str(error.value)
 
 
 def tight(cluster: Cluster, memory: float) -> Cluster:

@@ -23,6 +23,7 @@ from pipec.schedule.registry import generate
 from tests.autodiff.chain import Case
 from tests.autodiff.zoo import floats, seeded
 from tests.runtime.pipelines import accumulated, batches, scheduled, staged, staged_graph
+from tests.toys import FirstToAll
 
 
 class Layers(nn.Module):
@@ -224,6 +225,24 @@ def test_a_stage_that_saves_nothing_trains_apart_from_its_forward() -> None:
     pipeline = LocalPipeline(plan, batches(case, graph), Settings(sgd))
     losses, got = pipeline.run(1), pipeline.state_dict()
     want_losses, want = accumulated(case, module, sgd, 1, 1)
+    torch.testing.assert_close(losses, want_losses, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("schedule", ["interleaved", "zbv", "dualpipev"])
+def test_a_value_that_skips_stages_has_slots_where_it_waits(schedule: str) -> None:
+    """The microbatches behind it are in stages between, whose values go over the same links."""
+    case = Case(FirstToAll, F.cross_entropy, floats(4, 8))
+    module = seeded(case)
+    args, target = case.batch(0)
+    graph = trace(module, args, loss=Loss(case.loss, target), source=Source("memory", "test"))
+    plan = make_plan(
+        graph, parse_cluster("4xh100"), passes=default_passes(schedule=schedule, microbatches=8)
+    )
+    assert len(plan.stages) == 8
+    pipeline = LocalPipeline(plan, batches(case, graph), Settings(sgd))
+    losses, got = pipeline.run(1), pipeline.state_dict()
+    want_losses, want = accumulated(case, module, sgd, 1, 8)
     torch.testing.assert_close(losses, want_losses, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
 
