@@ -130,8 +130,7 @@ class Outline:
             for dst in sorted(readers):
                 back = self.trains and n.name in self._needs and readers[dst]
                 name = f"s{src}.s{dst}.{n.name}"
-                depth = slots_of(src, dst)
-                found += value(name, src, dst, nbytes(n), depth=depth, gradient=back)
+                found += value(name, src, dst, nbytes(n), depth=slots_of(src, dst), gradient=back)
         return found
 
     def edges(self, *, gradients: bool) -> Edges:

@@ -133,8 +133,7 @@ def noise_of(
         moved = {n: rounded(t, generator) for n, t in batch.items()}
         weights = {n: rounded(t, generator) for n, t in source.weights.items()}
         for n, g in results(source.replace(weights=weights), moved).items():
-            sums = g.numel() and g.dtype is not torch.bool
-            moves = float((g - exact[n]).abs().max()) if sums else 0.0
+            moves = float((1 * g - 1 * exact[n]).abs().max()) if g.numel() else 0.0  # of bool too
             found[n] = max(found[n], ROUNDINGS * moves)
     return found
 
