@@ -15,7 +15,9 @@ from pipec.compiler.inputs import table_sizes
 from pipec.errors import BackendError
 from pipec.files import write_npz
 from pipec.graph.ir import Graph, InputKind, tensor
+from pipec.graph.quantised import QUANTIZE
 from pipec.plan.model import Plan
+from pipec.plan.weights import all_have_data
 
 RANDOM = "random"
 _DRAWN = 16
@@ -36,7 +38,8 @@ def calibration_samples(plan: Plan) -> list[dict[str, Tensor]]:
     Options of the plan: ``calibrate`` is ``random`` (the default) or the path of a ``.npz`` file
     with an array per input, frames along the first axis, the last of which are `held_out`;
     ``input_ranges`` is JSON, input name to least and largest number. Random floats are uniform in
-    that range (normal without one); integers too (numbers of rows of their table without one).
+    that range, or what the model's own format of an input holds (normal without either); integers
+    too (numbers of rows of their table without one).
 
     Raises:
         BackendError: The file cannot be read, or does not fit the model.
@@ -64,7 +67,20 @@ def _of_file(plan: Plan) -> list[dict[str, Tensor]] | None:
 
 def _random(plan: Plan, seed: int, count: int) -> list[dict[str, Tensor]]:
     ranges = json.loads(str(plan.options.get("input_ranges", "{}")))
-    return random_frames(plan.graph, seed, count, ranges)
+    return random_frames(plan.graph, seed, count, ranges | _formats(plan.graph))
+
+
+def _formats(graph: Graph) -> dict[str, tuple[float, float]]:
+    """What inputs can be in the formats that a model itself gives them."""
+    nodes, found = graph.nodes, dict[str, tuple[float, float]]()
+    data = {i.node: graph.weights.get(i.name) for i in graph.inputs if i.kind.is_weight}
+    for i in graph.inputs_of(InputKind.INPUT) if all_have_data(graph.weights) else ():
+        for reader in (n for n in nodes[i.node].users if n.target is QUANTIZE):
+            scale, zero = (data.get(str(c)) for c in reader.args[1:3])
+            if scale is not None and scale.numel() == 1:
+                ends, off = torch.iinfo(tensor(reader).dtype), 0.0 if zero is None else float(zero)
+                found[i.name] = (ends.min - off) * float(scale), (ends.max - off) * float(scale)
+    return found
 
 
 def keep(frames: Sequence[Mapping[str, Tensor]], directory: Path) -> None:

@@ -19,6 +19,7 @@ from pipec.backends.fpga.engines.map import Map
 from pipec.backends.fpga.engines.route import Concat
 from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.numbers import Int8, int8_format
+from pipec.backends.fpga.quantise.samples import held_out
 from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.chain import StageRunner
 from pipec.compiler.driver import emit, make_plan
@@ -165,7 +166,10 @@ def test_what_is_written_in_a_format_is_rounded_there(tmp_path: Path) -> None:
 def test_values_that_the_file_gives_no_format_are_held_as_far_as_its_formats_go(
     boards: int, tmp_path: Path
 ) -> None:
-    """Nobody calibrates a quantised file: inputs that are drawn end where a normal number does."""
+    """Nobody calibrates a quantised file: normal numbers are far less than its formats hold.
+
+    What the stages are measured on is drawn as far as the format of the input goes.
+    """
     nodes = [
         *written("x", "a", "r"),
         helper.make_node("Mul", ["r", "r"], ["square"]),
@@ -179,6 +183,9 @@ def test_values_that_the_file_gives_no_format_are_held_as_far_as_its_formats_go(
     loaded = load(str(path), LoadOptions(**FpgaBackend.reads))
     options, cluster = {"precision": "int8"}, parse_cluster(f"{boards}xzcu102")
     plan = make_plan(loaded.graph, cluster, "fpga", options=options)
+    drawn = torch.cat([frame["x"] for frame in held_out(plan)])
+    assert -12.8 <= float(drawn.min()) < -12
+    assert 12 < float(drawn.max()) <= 12.7
     known = {"x": torch.linspace(-13, 13, 64)[None]}
     for design in designs_of(plan):
         known |= {
