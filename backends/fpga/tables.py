@@ -15,8 +15,8 @@ from pipec.backends.fpga.engines.parts import PORT_BITS, Memory, Weight
 from pipec.backends.fpga.engines.tiles import ceil_div
 from pipec.backends.fpga.numbers import bits_of, encoded
 
-BEAT_BYTES = 64
-"""Bytes of one beat of a memory port: 512 bits."""
+BEAT_BYTES = PORT_BITS // 8
+"""Bytes of the widest beat of a memory port, and of what tables are aligned to."""
 TABLES = "gmem_tables"
 """Bundle of the pointers to images of tables."""
 WIDEST_WORD_BITS = 4096

@@ -15,7 +15,8 @@ from pipec.compiler.driver import default_passes, make_plan
 from pipec.compiler.reside import through_host
 from pipec.errors import GraphError, PlanError
 from pipec.frontends.trace import Loss, trace
-from pipec.graph.ir import OutputKind, Source
+from pipec.graph.ir import Graph, OutputKind, Source
+from pipec.plan.model import Plan
 from pipec.plan.rules.verify import verify
 from pipec.runtime.executor import Settings
 from pipec.runtime.local import LocalPipeline
@@ -212,6 +213,15 @@ class Shifted(Layers):
         return result
 
 
+def agrees(plan: Plan, case: Case, module: nn.Module, graph: Graph, microbatches: int) -> None:
+    """One step of a plan has the losses and weights of one process."""
+    pipeline = LocalPipeline(plan, batches(case, graph), Settings(sgd))
+    losses, got = pipeline.run(1), pipeline.state_dict()
+    want_losses, want = accumulated(case, module, sgd, 1, microbatches)
+    torch.testing.assert_close(losses, want_losses, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
+
+
 def test_a_stage_that_saves_nothing_trains_apart_from_its_forward() -> None:
     """PipeFB brings the device of B nothing of such a stage."""
     case = Case(Shifted, F.cross_entropy, floats(4, 8))
@@ -222,11 +232,7 @@ def test_a_stage_that_saves_nothing_trains_apart_from_its_forward() -> None:
     plan = staged_graph(graph, parts)
     plan = through_host(plan, generate("pipefb", 2, 1))
     plan = plan.replace(schedule=scheduled(plan, "pipefb", 1))
-    pipeline = LocalPipeline(plan, batches(case, graph), Settings(sgd))
-    losses, got = pipeline.run(1), pipeline.state_dict()
-    want_losses, want = accumulated(case, module, sgd, 1, 1)
-    torch.testing.assert_close(losses, want_losses, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
+    agrees(plan, case, module, graph, 1)
 
 
 @pytest.mark.parametrize("schedule", ["interleaved", "zbv", "dualpipev"])
@@ -240,11 +246,7 @@ def test_a_value_that_skips_stages_has_slots_where_it_waits(schedule: str) -> No
         graph, parse_cluster("4xh100"), passes=default_passes(schedule=schedule, microbatches=8)
     )
     assert len(plan.stages) == 8
-    pipeline = LocalPipeline(plan, batches(case, graph), Settings(sgd))
-    losses, got = pipeline.run(1), pipeline.state_dict()
-    want_losses, want = accumulated(case, module, sgd, 1, 8)
-    torch.testing.assert_close(losses, want_losses, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
+    agrees(plan, case, module, graph, 8)
 
 
 class Signed(Layers):
@@ -267,11 +269,7 @@ def test_a_stage_takes_a_gradient_that_none_of_its_own_depends_on(schedule: str)
         plan = through_host(plan, generate(schedule, 2, 1))
     plan = plan.replace(schedule=scheduled(plan, schedule, 1))
     verify(plan)
-    pipeline = LocalPipeline(plan, batches(case, graph), Settings(sgd))
-    losses, got = pipeline.run(1), pipeline.state_dict()
-    want_losses, want = accumulated(case, module, sgd, 1, 1)
-    torch.testing.assert_close(losses, want_losses, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
+    agrees(plan, case, module, graph, 1)
 
 
 class Counted(Layers):
