@@ -89,6 +89,18 @@ def test_keeping_everything_adds_nothing() -> None:
     assert (found.decision == KEEP).all()
 
 
+@pytest.mark.parametrize(("depth", "sets"), [(0, 1), (2, 2)])
+@pytest.mark.parametrize("slots", [[(0, 1, 2, 3)], [(0, 1), (2, 3)], [(0,), (1,), (2,), (3,)]])
+def test_what_comes_back_takes_the_place_of_what_leaves(
+    slots: list[tuple[int, ...]], depth: int, sets: int
+) -> None:
+    """A set has 40 bytes, however many slots it is in and however slow the copies are."""
+    for bandwidth in (1, 10, 1000):
+        all_leave = np.full(4, OFFLOAD)
+        played = play(stage(80, bandwidth), all_leave, [Slot(depth, values) for values in slots])
+        assert played.peak_bytes == 40 * sets
+
+
 def test_a_fast_link_hides_the_copies() -> None:
     problem = stage(80, 10)  # the set that is made and the one that is used
     played = play(problem, np.full(4, OFFLOAD))
