@@ -38,7 +38,7 @@ from pipec.compiler.driver import make_plan
 from pipec.compiler.pass_manager import parse_pipeline
 from pipec.compiler.profile import Profiler
 from pipec.compiler.timeline import plan_timeline
-from pipec.cost.measure import Measuring, measured_costs
+from pipec.cost.measure import Measuring, measure_costs
 from pipec.cost.table import CostTable
 from pipec.frontends.trace import Loss, trace
 from pipec.graph.ir import Graph, InputKind, Source
@@ -64,7 +64,7 @@ def node_costs(graph: Graph, inputs: Mapping[str, Tensor]) -> CostTable:
     told: list[CostTable] = []
     if dist.get_rank() == 0:
         how = Measuring(warmup=1, repeats=5, clock=time.thread_time)
-        told = [measured_costs(graph, inputs, "cpu", how)]
+        told = [measure_costs(graph, inputs, "cpu", how)]
     told = told or [CostTable({}, {}, {})]
     dist.broadcast_object_list(told, src=0)
     return told[0]

@@ -87,7 +87,7 @@ def sleepers(plan: Plan, seconds: float) -> Settings:
     for stage in plan.stages:
         assert stage.training is not None
         for kind, share in SHARES.items():
-            module = getattr(stage.training.lowered(), kind).module
+            module = getattr(stage.training.lower(), kind).module
             assert id(module) not in took, "two stages share a graph"
             took[id(module)] = seconds * share * unit(stage.index)
 

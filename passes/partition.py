@@ -100,7 +100,7 @@ class PartitionPass(Pass):
             cluster, partition = found.cluster, _of_step(plan.graph, found.cut, found.compute)
         else:
             cut = self._cut(plan, plan.costs, place)
-            cluster = plan.cluster.reordered(cut.device_order)
+            cluster = plan.cluster.reorder(cut.device_order)
             partition = _partition(cut, dict(zip(names, cut.stage.tolist(), strict=True)))
         return plan.replace(
             partition=partition,
@@ -181,7 +181,7 @@ class PartitionPass(Pass):
         """The cut whose step is fastest and fits, for the best schedule that may be meant."""
         cluster, problem = plan.cluster, placement_problem(plan.graph, costs)
         if self.order == "free":
-            cluster = cluster.reordered(self._cut(plan, costs, place).device_order)
+            cluster = cluster.reorder(self._cut(plan, costs, place).device_order)
         outline = Outline(
             plan.graph,
             costs,

@@ -15,7 +15,7 @@ from pipec.errors import PipecError
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def checked(function: F) -> F:
+def check_arguments(function: F) -> F:
     """Make a function refuse arguments of another type than it says.
 
     A bool is no number, and ``nan`` is no float. What an annotation says of functions' own
@@ -42,7 +42,7 @@ def checked(function: F) -> F:
             several = signature.parameters[name].kind
             values = value.values() if several is inspect.Parameter.VAR_KEYWORD else (value,)
             if name in hints and not all(fits(v, hints[name]) for v in values):
-                got, want = reprlib.repr(value), _told(hints[name])
+                got, want = reprlib.repr(value), _describe_type(hints[name])
                 raise PipecError(f"{name}: of another type", got=got, want=want)
         return function(*args, **kwargs)
 
@@ -88,7 +88,7 @@ def _holds(value: Any, kind: type, args: Sequence[Any]) -> bool:
     return True
 
 
-def _told(hint: Any) -> str:
+def _describe_type(hint: Any) -> str:
     if typing.get_origin(hint) is typing.Literal:
         return ", ".join(map(str, typing.get_args(hint)))
     if isinstance(hint, type) and not typing.get_args(hint):

@@ -25,7 +25,7 @@ def first_line(error: BaseException) -> str:
     return lines[0][:300] if lines else type(error).__name__
 
 
-def listed(lines: Sequence[object], most: int = 20) -> str:
+def list_lines(lines: Sequence[object], most: int = 20) -> str:
     """Some facts of an error, each on a line of its own; of more than ``most`` only how many."""
     shown = [*map(str, lines[:most])]
     if len(lines) > most:

@@ -109,7 +109,7 @@ def replacing(path: Path) -> Iterator[Path]:
     try:
         if path.is_file() or not path.exists():
             final = path.resolve()
-            for left in left_by_the_dead(final.parent, ".pipec"):
+            for left in find_leftovers(final.parent, ".pipec"):
                 left.unlink(missing_ok=True)
             mine = f".pipec.{os.getpid()}.{threading.get_ident()}"
             temporary = final.with_name(mine + path.suffix)
@@ -131,7 +131,7 @@ def replacing(path: Path) -> Iterator[Path]:
                 temporary.unlink()
 
 
-def left_by_the_dead(folder: Path, prefix: str) -> list[Path]:
+def find_leftovers(folder: Path, prefix: str) -> list[Path]:
     """What processes that run no more have left: ``<prefix>.<process>.<any>[.<any>]``."""
     name = re.compile(rf"{re.escape(prefix)}\.(\d+)\.[^.]+(\.[^.]*)?")
     found = []

@@ -82,20 +82,20 @@ def _pieces(text: str, separators: str, failure: Failure) -> Iterator[tuple[str,
     yield text[begin:].strip(), ""
 
 
-def spelled(name: str, options: Mapping[str, object]) -> str:
+def format_options(name: str, options: Mapping[str, object]) -> str:
     """The inverse of `parse_one`: the name alone where there is no option.
 
     Example:
-        >>> spelled("pipedream", {"replicas": [3, 1], "sync": "stash"})
+        >>> format_options("pipedream", {"replicas": [3, 1], "sync": "stash"})
         'pipedream{replicas=3,1 sync=stash}'
     """
-    given = " ".join(f"{k}={_spelled(v)}" for k, v in options.items())
+    given = " ".join(f"{k}={_format_value(v)}" for k, v in options.items())
     return f"{name}{{{given}}}" if given else name
 
 
-def _spelled(value: object) -> str:
+def _format_value(value: object) -> str:
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return ",".join(map(_spelled, value))
+        return ",".join(map(_format_value, value))
     return str(value).lower() if isinstance(value, bool) or value is None else str(value)
 
 

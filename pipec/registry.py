@@ -62,10 +62,10 @@ def add(group: str, name: str, thing: object) -> None:
     Raises:
         PipecError: An installed package has registered the name.
     """
-    if name in _installed(group):
+    if name in _find_installed(group):
         raise PipecError(
             f"{name!r} is the name of a {_KINDS.get(group, group)} that is installed",
-            where=_owner(_installed(group)[name]),
+            where=_owner(_find_installed(group)[name]),
             got=Added(thing).value,
             hint="give it another name",
         )
@@ -78,11 +78,11 @@ def entries(group: str) -> Mapping[str, EntryPoint | Added]:
     Raises:
         PipecError: Two packages register one name; both are named.
     """
-    return dict(sorted([*_installed(group).items(), *_added.get(group, {}).items()]))
+    return dict(sorted([*_find_installed(group).items(), *_added.get(group, {}).items()]))
 
 
 @cache
-def _installed(group: str) -> dict[str, EntryPoint]:
+def _find_installed(group: str) -> dict[str, EntryPoint]:
     found: dict[str, EntryPoint] = {}
     for entry in entry_points(group=group):
         other = found.setdefault(entry.name, entry)

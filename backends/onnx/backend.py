@@ -15,7 +15,7 @@ from pipec.backends.onnx.runner import onnx_runner
 from pipec.compiler.backend import Backend, Emitted
 from pipec.compiler.stage_timing import sequential_timing
 from pipec.compiler.tolerance import OTHER_KERNELS, REWRITTEN, rounding_tolerance
-from pipec.errors import BackendError, PipecError, listed
+from pipec.errors import BackendError, PipecError, list_lines
 from pipec.graph.arrays import ONNX_TYPES
 from pipec.graph.axes import Axes, reason
 from pipec.graph.eager import EAGER
@@ -71,7 +71,7 @@ class OnnxBackend(Backend):
         ]
         if found:
             what = f"{len(found)} node(s) cannot be written as ONNX"
-            raise BackendError(what, got=listed(found))
+            raise BackendError(what, got=list_lines(found))
 
     def stage_seconds(self, plan: Plan) -> tuple[StageTiming, ...]:
         """Predict every stage on its device: node by node, by the plan's costs."""

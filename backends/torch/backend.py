@@ -20,7 +20,7 @@ from pipec.compiler.profile import Profile, Profiler
 from pipec.compiler.sizes import resized_plan
 from pipec.compiler.stage_timing import sequential_timing
 from pipec.compiler.tolerance import OTHER_KERNELS, REWRITTEN, SAME_KERNELS, rounding_tolerance
-from pipec.errors import BackendError, listed
+from pipec.errors import BackendError, list_lines
 from pipec.graph.axes import Axes
 from pipec.graph.eager import eager_parts
 from pipec.graph.ir import InputKind, OutputKind, origin, tensor
@@ -83,7 +83,7 @@ class TorchBackend(Backend):
         if flat and plan.graph.outputs_of(OutputKind.LOSS):
             raise BackendError(
                 "quantised ONNX nodes, and those without a torch lowering, have no gradient",
-                got=listed([f"{n.name}: {origin(n)}" for n in flat]),
+                got=list_lines([f"{n.name}: {origin(n)}" for n in flat]),
                 hint="compile for inference, or replace these nodes",
             )
         if plan.options.get("pt2") and not all_have_data(plan.graph.weights):

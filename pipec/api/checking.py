@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pipec.api.reading import Model, read_model
 from pipec.api.registering import register
-from pipec.arguments import checked
+from pipec.arguments import check_arguments
 from pipec.cluster.cluster import Link
 from pipec.compiler.driver import emit
 from pipec.compiler.verify import VerifyReport, verify_artifacts
@@ -31,7 +31,7 @@ from pipec.simulate.times import Times
 from pipec.simulate.verify import verify as prove
 
 
-@checked
+@check_arguments
 def schedule(
     name: str | Callable[..., object],
     stages: int,
@@ -79,7 +79,7 @@ def schedule(
     return simulate(full, seconds)
 
 
-@checked
+@check_arguments
 def partition(
     graph: CostGraph | str | os.PathLike[str],
     devices: int | None = None,
@@ -115,7 +115,7 @@ def partition(
     return solve_contiguous(workload.graph, targets, links=links, time_limit=time_limit)
 
 
-@checked
+@check_arguments
 def verify(
     plan: Plan | str | os.PathLike[str],
     model: Model | None = None,

@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-from pipec.arguments import checked
+from pipec.arguments import check_arguments
 from pipec.compiler.backend import load_backend
 from pipec.compiler.capabilities import Draws
 from pipec.errors import PipecError, PlanError
@@ -22,7 +22,7 @@ from pipec.simulate.draw_trace import trace
 from pipec.simulate.timeline import Timeline
 
 
-@checked
+@check_arguments
 def draw(thing: Plan | Timeline | Stage, path: str | os.PathLike[str]) -> Path:
     """Write a picture of a plan's or schedule's timeline, or of a stage's graph.
 
@@ -71,7 +71,7 @@ def _timeline(thing: Plan | Timeline, ending: str) -> str:
     return _TIMELINE[ending](timeline, 1e6 if isinstance(thing, Plan) else 1.0)
 
 
-def _rendered(graph: Graph) -> str:
+def _render_svg(graph: Graph) -> str:
     if shutil.which("dot") is None:
         raise PipecError("Graphviz is not installed", got="no command dot", hint="write .dot")
     done = subprocess.run(
@@ -107,7 +107,7 @@ _TIMELINE: dict[str, Callable[[Timeline, float], str]] = {
 }
 _STAGE: dict[str, Callable[[Graph], str]] = {
     ".dot": dot,
-    ".svg": _rendered,
+    ".svg": _render_svg,
     ".graphml": _graphml,
     ".py": lambda graph: graph.module.code,
 }

@@ -8,7 +8,7 @@ from pathlib import Path
 from pipec.api.reading import Devices, Model, read_cluster, read_model
 from pipec.api.registering import register
 from pipec.api.request import Passes, Request
-from pipec.arguments import checked
+from pipec.arguments import check_arguments
 from pipec.cluster.cluster import Cluster
 from pipec.compiler.backend import Backend, check_devices, load_backend
 from pipec.errors import PipecError
@@ -18,7 +18,7 @@ from pipec.plan.model import Plan
 from pipec.plan.store import load_plan
 
 
-@checked
+@check_arguments
 def compile(  # noqa: A001
     model: Model,
     inputs: object = None,
@@ -95,7 +95,7 @@ def compile(  # noqa: A001
     file = os.fspath(costs) if isinstance(costs, os.PathLike) else costs
     request = Request(
         backend, cluster, name, stages, microbatches, batch, passes, file, settings,
-        asynchronous=asynchronous, recompute=_listed(recompute), offload=_listed(offload),
+        asynchronous=asynchronous, recompute=_as_patterns(recompute), offload=_as_patterns(offload),
         offload_optimizer=offload_optimizer,
     )  # fmt: skip
     if loss is not None and training is False:
@@ -105,12 +105,12 @@ def compile(  # noqa: A001
     told = LoadOptions(
         sizes, fixed, training=training, trust=trust, seed=seed, autocast=autocast,
         **backend.reads,
-        eager=((AUTO,) if eager else ()) if isinstance(eager, bool) else _listed(eager),
+        eager=((AUTO,) if eager else ()) if isinstance(eager, bool) else _as_patterns(eager),
     )  # fmt: skip
-    return request.plan(*_read(model, inputs, loss, told))
+    return request.plan(*_read_model(model, inputs, loss, told))
 
 
-@checked
+@check_arguments
 def load(directory: str | os.PathLike[str]) -> Plan:
     """Read a plan that ``plan.save`` or ``pipec compile -o`` wrote; weights are mapped, not read.
 
@@ -131,7 +131,7 @@ def load(directory: str | os.PathLike[str]) -> Plan:
     return load_plan(Path(directory))
 
 
-@checked
+@check_arguments
 def explore(
     model: Model,
     inputs: object = None,
@@ -177,10 +177,10 @@ def explore(
         backend, _cluster(backend, devices), "auto", stages, microbatches, batch, cached=cached,
         schedules=tuple(schedules), asynchronous=asynchronous,
     )  # fmt: skip
-    return request.search(*_read(model, inputs, loss, LoadOptions(training=None))).run()[0]
+    return request.search(*_read_model(model, inputs, loss, LoadOptions(training=None))).run()[0]
 
 
-def _listed(patterns: str | Sequence[str]) -> tuple[str, ...]:
+def _as_patterns(patterns: str | Sequence[str]) -> tuple[str, ...]:
     return (patterns,) if isinstance(patterns, str) else tuple(patterns)
 
 
@@ -191,7 +191,7 @@ def _cluster(backend: Backend, devices: Devices | None) -> Cluster:
     return cluster
 
 
-def _read(
+def _read_model(
     model: Model, inputs: object, loss: object, told: LoadOptions
 ) -> tuple[Loaded, str, LoadOptions]:
     """A model, where it can be read again (empty: nowhere), and how it was read."""

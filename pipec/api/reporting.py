@@ -5,7 +5,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from pipec.arguments import checked
+from pipec.arguments import check_arguments
 from pipec.compiler.backend import lacking, load_backend
 from pipec.compiler.capabilities import Cycles
 from pipec.errors import PipecError
@@ -17,7 +17,7 @@ from pipec.report.page import write_report
 Name = str | os.PathLike[str]
 
 
-@checked
+@check_arguments
 def report(
     plan: Plan | Name,
     path: Name,

@@ -159,14 +159,14 @@ class Request:
             )
         costs, settings = self._costs(loaded), self._settings(loaded)
         return make_plan(
-            loaded.graph, self._timed(), self.backend.name, passes=self.pipeline(), costs=costs,
+            loaded.graph, self._add_costs(), self.backend.name, passes=self.pipeline(), costs=costs,
             options=settings, observe=observe,
         )  # fmt: skip
 
     def search(self, loaded: Loaded, spec: str, told: LoadOptions) -> Search:
         """The exploration of all that is left open; arguments as of `plan`."""
         return Search(
-            Rebatched(loaded.graph, spec, told), self._timed(), self.backend.name,
+            Rebatched(loaded.graph, spec, told), self._add_costs(), self.backend.name,
             batch=self.batch, schedules=self.schedules, stages=self.stages,
             microbatches=self.microbatches, costs=self._costs(loaded),
             settings=self._settings(loaded), cached=self.cached, asynchronous=self.asynchronous,
@@ -180,7 +180,7 @@ class Request:
             table.of(device.kind)
         return table
 
-    def _timed(self) -> Cluster:
+    def _add_costs(self) -> Cluster:
         source = str(self.costs or "")
         return with_tables(self.cluster, source) if source.startswith(PREFIX) else self.cluster
 

@@ -4,10 +4,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from pipec.autodiff.joint import Joint, trace_joint
-from pipec.autodiff.model import Training, shared
+from pipec.autodiff.model import Training, share_training
 from pipec.autodiff.needs import needs_grad
 from pipec.autodiff.recompute import Recompute, views
-from pipec.autodiff.split import split
+from pipec.autodiff.split import split_joint
 from pipec.errors import GraphError
 from pipec.graph.ir import Graph, InputKind, OutputKind
 from pipec.graph.rules import Role, verify
@@ -85,9 +85,9 @@ def _one(
     )
     key = (structural_key(stage), wanted, gradients)
     if key not in done:
-        training = split(trace(stage, wanted, gradients), recompute)
+        training = split_joint(trace(stage, wanted, gradients), recompute)
         for kind, graph in training.graphs.items():
             verify(graph, f"{kind} of a stage", Role(kind))
         done[key] = (stage, training)
     original, training = done[key]
-    return training if original is stage else shared(training, original, stage)
+    return training if original is stage else share_training(training, original, stage)

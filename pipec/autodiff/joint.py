@@ -27,7 +27,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from pipec.autodiff.fakes import fake_inputs, fake_like, tracing
 from pipec.autodiff.origins import OriginTracer
 from pipec.autodiff.tidy import (
-    copied,
+    copy_graph,
     drop_aliases,
     drop_double_transposes,
     separate_convolutions,
@@ -58,9 +58,9 @@ class Joint:
     gradients: tuple[int, ...]
     wanted: tuple[int, ...]
 
-    def separated(self) -> "Joint":
+    def split_convolutions(self) -> "Joint":
         """The same with the backward of every convolution in two, so that I and W can share it."""
-        graph = copied(self.graph)
+        graph = copy_graph(self.graph)
         separate_convolutions(graph)
         return Joint(graph, self.stage, self.gradients, self.wanted)
 
@@ -82,7 +82,7 @@ def trace_joint(
     with tracing() as mode, attention:
         inputs = fake_inputs(stage, mode)
         joint = _joint_function(stage, wanted, gradients)
-        given = [fake_like(t, mode, contiguous=True) for t in _given(stage, gradients)]
+        given = [fake_like(t, mode, contiguous=True) for t in _list_gradients(stage, gradients)]
         module = _trace(joint, [*inputs, *given])
         drop_aliases(module.graph)
         if _has_mutation(module.graph):
@@ -93,10 +93,10 @@ def trace_joint(
     names = [i.node for i in stage.inputs]
     names += [f"grad_{stage.outputs[k].node}" for k in gradients]
     updated = {o.name for o in stage.outputs_of(OutputKind.BUFFER_UPDATE)} - set(names)
-    return Joint(copied(module.graph, names, updated), stage, gradients, wanted)
+    return Joint(copy_graph(module.graph, names, updated), stage, gradients, wanted)
 
 
-def _given(stage: Graph, gradients: tuple[int, ...]) -> list[torch.Tensor]:
+def _list_gradients(stage: Graph, gradients: tuple[int, ...]) -> list[torch.Tensor]:
     nodes = stage.nodes
     return [nodes[stage.outputs[k].node].meta["val"] for k in gradients]
 

@@ -88,7 +88,7 @@ class Training:
     @cached_property
     def saved(self) -> tuple[SavedValue, ...]:
         """What F keeps on the device for B, parameters and constants not counted."""
-        return saved_values(self.F)
+        return describe_saved(self.F)
 
     @property
     def saved_bytes(self) -> int:
@@ -100,7 +100,7 @@ class Training:
         """Parameters that get a gradient, in the order of B's outputs."""
         return tuple(o.name for o in self.B.outputs_of(OutputKind.WEIGHT_GRADIENT))
 
-    def lowered(self) -> "Training":
+    def lower(self) -> "Training":
         """The pure graphs: what waits in host memory is saved like the rest."""
         low = {kind: lower(graph) for kind, graph in self.graphs.items()}
         if not low["F"].offloads and not low["B"].fetches:
@@ -116,7 +116,7 @@ class Training:
         return tuple(o.name for o in self.B.outputs_of(OutputKind.GRADIENT))
 
 
-def saved_values(graph: Graph) -> tuple[SavedValue, ...]:
+def describe_saved(graph: Graph) -> tuple[SavedValue, ...]:
     """The outputs of kind ``SAVED``, described."""
     nodes = graph.nodes
     found = []
@@ -127,7 +127,7 @@ def saved_values(graph: Graph) -> tuple[SavedValue, ...]:
     return tuple(found)
 
 
-def shared(training: Training, original: Graph, twin: Graph) -> Training:
+def share_training(training: Training, original: Graph, twin: Graph) -> Training:
     """The training graphs of ``twin``, a stage of the same structure as ``original``.
 
     Args:
@@ -148,7 +148,7 @@ def shared(training: Training, original: Graph, twin: Graph) -> Training:
         if o.kind in (OutputKind.VALUE, OutputKind.LOSS):
             entering[InputKind.GRADIENT, o.name] = other_o.name
 
-    def renamed(graph: Graph) -> Graph:
+    def rename(graph: Graph) -> Graph:
         """A graph of the twin under the names of this stage, with the weights that it reads."""
         inputs = tuple(_under(i, entering) for i in graph.inputs)
         outputs = tuple(_under(o, leaving) for o in graph.outputs)
@@ -161,7 +161,7 @@ def shared(training: Training, original: Graph, twin: Graph) -> Training:
             source=twin.source,
         )
 
-    return Training(**{kind: renamed(graph) for kind, graph in training.graphs.items()})
+    return Training(**{kind: rename(graph) for kind, graph in training.graphs.items()})
 
 
 def _under(end: _End, names: Mapping[tuple[str, str], str]) -> _End:

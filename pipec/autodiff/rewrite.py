@@ -57,7 +57,7 @@ def reads_trained(training: Training, nodes: Collection[fx.Node]) -> bool:
     return any(read.name in trained for n in nodes for read in n.all_input_nodes)
 
 
-def recomputed(training: Training, values: Collection[str]) -> Training:
+def recompute_values(training: Training, values: Collection[str]) -> Training:
     """The same training with some saved values computed again by B, I and W.
 
     A value is computed right before its first reader, so that few of them are alive at a time.
@@ -84,7 +84,7 @@ def recomputed(training: Training, values: Collection[str]) -> Training:
     return Training(F, found.B.graph(), found.I.graph(), found.W.graph())
 
 
-def offloaded(training: Training, slots: Mapping[str, Collection[str]]) -> Training:
+def offload(training: Training, slots: Mapping[str, Collection[str]]) -> Training:
     """The same training with some saved values waiting in host memory.
 
     Args:
@@ -100,9 +100,9 @@ def offloaded(training: Training, slots: Mapping[str, Collection[str]]) -> Train
     if not saved:
         return training
     slot_of = {value: slot_of[value] for value in saved}
-    only_w = _saved_names(training.W) & slot_of.keys() - _saved_names(training.I)
+    only_w = _list_saved(training.W) & slot_of.keys() - _list_saved(training.I)
     source = training.F.nodes
-    in_b = {v: s for v, s in slot_of.items() if v in _saved_names(training.B)}
+    in_b = {v: s for v, s in slot_of.items() if v in _list_saved(training.B)}
     return Training(
         F=_with_offloads(training.F, slot_of),
         B=_with_fetches(training.B, source, in_b),
@@ -111,7 +111,7 @@ def offloaded(training: Training, slots: Mapping[str, Collection[str]]) -> Train
     )
 
 
-def _saved_names(graph: Graph) -> set[str]:
+def _list_saved(graph: Graph) -> set[str]:
     return {i.name for i in graph.inputs_of(InputKind.SAVED)}
 
 
@@ -275,17 +275,17 @@ def _yielding(forward: Graph, saved: Collection[str]) -> Graph:
     """F with other saved values, and without what is then computed for nothing."""
     outputs = [o for o in forward.outputs if o.kind is not OutputKind.SAVED]
     outputs += [GraphOutput(n, OutputKind.SAVED, n) for n in forward.nodes if n in saved]
-    return _copied(forward, outputs)
+    return _copy_for(forward, outputs)
 
 
-def _copied(graph: Graph, outputs: list[GraphOutput]) -> Graph:
+def _copy_for(graph: Graph, outputs: list[GraphOutput]) -> Graph:
     needed = ancestors(graph.node(o.node) for o in outputs)
     return written(graph, graph.inputs, [n for n in graph.calls if n in needed], outputs)
 
 
 def _with_offloads(forward: Graph, slot_of: Mapping[str, str]) -> Graph:
     """F with its last nodes copying values to their host slots instead of yielding them."""
-    whole, nodes = _copied(forward, list(forward.outputs)), forward.nodes
+    whole, nodes = _copy_for(forward, list(forward.outputs)), forward.nodes
     ends = [transfer(OFFLOAD, nodes[name], slot) for name, slot in slot_of.items()]
     kept = [o for o in whole.outputs if o.kind is not OutputKind.SAVED or o.name not in slot_of]
     return written(whole, whole.inputs, [*whole.calls, *ends], kept)

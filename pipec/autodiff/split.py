@@ -33,7 +33,7 @@ class _Results:
     weights: list[tuple[str, fx.Node]]
 
 
-def split(joint: Joint, recompute: Recompute = views) -> Training:
+def split_joint(joint: Joint, recompute: Recompute = views) -> Training:
     """Split a joint graph into the four graphs of a stage.
 
     Args:
@@ -41,7 +41,7 @@ def split(joint: Joint, recompute: Recompute = views) -> Training:
         recompute: Which forward nodes B computes again instead of reading them.
     """
     F, B = _Splitter(joint, recompute).forward_backward()
-    I, W = _Splitter(joint.separated(), recompute).inputs_weights()  # noqa: E741
+    I, W = _Splitter(joint.split_convolutions(), recompute).inputs_weights()  # noqa: E741
     return Training(F, B, I, W)
 
 
@@ -74,7 +74,7 @@ class _Splitter:
             GraphOutput(n.name, o.kind, o.name)
             for n, o in zip(self._results.outputs, self._joint.stage.outputs, strict=True)
         ]
-        F = self._graph("F", computed, [*outputs, *_saved(saved)], list(self._stage_inputs))
+        F = self._graph("F", computed, [*outputs, *_list_saved(saved)], list(self._stage_inputs))
         B = self._graph("B", copied, self._gradients(received=True, weights=True), read)
         return F, B
 
@@ -88,7 +88,7 @@ class _Splitter:
         kept = [n for n in w_read if n in mine or n in self._gradient_inputs]
         roots = [*self._received, *kept, *self._gradient_inputs]
         i_nodes, i_read = self._needs(roots, self._forward)
-        outputs = [*self._gradients(received=True, weights=False), *_saved(kept)]
+        outputs = [*self._gradients(received=True, weights=False), *_list_saved(kept)]
         I = self._graph("I", i_nodes, outputs, i_read)  # noqa: E741
         W = self._graph("W", w_nodes, self._gradients(received=False, weights=True), w_read)
         return I, W
@@ -180,5 +180,5 @@ def _results(joint: Joint) -> _Results:
     return _Results(list(found[:n]), received, weights)
 
 
-def _saved(nodes: list[fx.Node]) -> list[GraphOutput]:
+def _list_saved(nodes: list[fx.Node]) -> list[GraphOutput]:
     return [GraphOutput(n.name, OutputKind.SAVED, n.name) for n in nodes]

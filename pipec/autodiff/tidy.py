@@ -69,7 +69,7 @@ def _separate(graph: fx.Graph, node: fx.Node, mask: Any) -> None:
     graph.erase_node(node)
 
 
-def copied(
+def copy_graph(
     graph: fx.Graph, names: list[str] | None = None, taken: Collection[str] = ()
 ) -> fx.Graph:
     """A copy with call nodes named uniquely and only value and origin as metadata.

@@ -11,7 +11,7 @@ from rich.console import Console
 from pipec.api.request import Request
 from pipec.cli.completion import complete_passes, complete_schedules
 from pipec.cli.console import output, progress, progress_options
-from pipec.cli.exploring import watched
+from pipec.cli.exploring import run_watched
 from pipec.cli.options import (
     asynchronous_option,
     cluster_of,
@@ -21,7 +21,7 @@ from pipec.cli.options import (
     model_options,
     target_option,
 )
-from pipec.cli.targets import TargetCommand, named_target, own_settings
+from pipec.cli.targets import TargetCommand, find_target, own_settings
 from pipec.cluster.cluster import Cluster, parse_cluster
 from pipec.compiler.backend import Backend, check_devices, load_backend
 from pipec.compiler.capabilities import Remarks
@@ -36,7 +36,7 @@ from pipec.report.plan import print_plan
 from pipec.report.plan_data import plan_data
 
 
-@click.command(cls=TargetCommand, target=named_target, declared=lambda b: b.options)
+@click.command(cls=TargetCommand, target=find_target, declared=lambda b: b.options)
 @click.argument("model")
 @target_option
 @devices_options
@@ -131,7 +131,7 @@ def _compile(request: Request, given: dict[str, Any], console: Console) -> Plan:
         console.print("for training, as the factory returns a loss; --inference: forward alone")
     if trains and request.explores:
         return request.plan(
-            loaded, given["model"], told, search=lambda search: watched(search, console)[1]
+            loaded, given["model"], told, search=lambda search: run_watched(search, console)[1]
         )
     with console.status("compiling") as status:
 

@@ -15,7 +15,7 @@ def complete_targets(
 ) -> list[CompletionItem]:  # fmt: skip
     """Offer the backends."""
     del ctx, param
-    return _offered("", text, list(entries("pipec.backends")))
+    return _complete("", text, list(entries("pipec.backends")))
 
 
 def complete_schedules(
@@ -23,14 +23,14 @@ def complete_schedules(
 ) -> list[CompletionItem]:
     """Offer the schedules, and how one may be found."""
     del ctx, param
-    return _offered("", text, ["auto", "fastest", *entries("pipec.schedules")])
+    return _complete("", text, ["auto", "fastest", *entries("pipec.schedules")])
 
 
 def complete_passes(ctx: click.Context, param: click.Parameter, text: str) -> list[CompletionItem]:
     """Offer the passes for the last place of a pipeline ``a,b{k=v},c``."""
     del ctx, param
     before, comma, last = text.rpartition(",")
-    return _offered(before + comma, last, list(entries("pipec.passes")))
+    return _complete(before + comma, last, list(entries("pipec.passes")))
 
 
 def complete_devices(ctx: click.Context, param: click.Parameter, text: str) -> list[CompletionItem]:
@@ -40,8 +40,8 @@ def complete_devices(ctx: click.Context, param: click.Parameter, text: str) -> l
     count = before + times
     if not times:
         count, last = ("", text) if text else ("2x", "")
-    return _offered(count, last, list(PRESETS))
+    return _complete(count, last, list(PRESETS))
 
 
-def _offered(before: str, text: str, names: list[str]) -> list[CompletionItem]:
+def _complete(before: str, text: str, names: list[str]) -> list[CompletionItem]:
     return [CompletionItem(before + name) for name in sorted(names) if name.startswith(text)]

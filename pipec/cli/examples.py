@@ -41,7 +41,7 @@ def command(name: str | None, output: Path, *, as_json: bool) -> None:
     if name not in found:
         hint = did_you_mean(name, found, "`pipec examples` lists them")
         raise PipecError("no such example", got=name, hint=hint)
-    copies = {output / p.name: p for p in _needed(found, name)}
+    copies = {output / p.name: p for p in _find_imports(found, name)}
     for copy, path in copies.items():
         if copy.exists() and copy.read_bytes() != path.read_bytes():
             raise PipecError(
@@ -68,7 +68,7 @@ def _summary(path: Path) -> str:
     return " ".join(text.split("\n\n")[0].replace("``", "`").split())
 
 
-def _needed(examples: dict[str, Path], name: str) -> list[Path]:
+def _find_imports(examples: dict[str, Path], name: str) -> list[Path]:
     """An example, and the examples that it imports or names as files."""
     text = examples[name].read_text(encoding="utf-8")
     used = {n for n in examples if re.search(rf"^from {n} import|\b{n}\.py\b", text, re.MULTILINE)}

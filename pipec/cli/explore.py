@@ -10,7 +10,7 @@ from rich.console import Console
 
 from pipec.api.request import Request
 from pipec.cli.console import output, progress, progress_options
-from pipec.cli.exploring import watched
+from pipec.cli.exploring import run_watched
 from pipec.cli.options import (
     asynchronous_option,
     cluster_of,
@@ -20,7 +20,7 @@ from pipec.cli.options import (
     model_options,
     target_option,
 )
-from pipec.cli.targets import TargetCommand, named_target, own_settings
+from pipec.cli.targets import TargetCommand, find_target, own_settings
 from pipec.compiler.backend import Backend, check_devices, load_backend
 from pipec.compiler.declared import Options
 from pipec.errors import NoLossError
@@ -31,7 +31,7 @@ from pipec.frontends.load import load
 from pipec.report.exploration import print_exploration
 
 
-def _explored(backend: Backend) -> type[Options]:
+def _list_options(backend: Backend) -> type[Options]:
     """Those of a target's options that change what is predicted."""
     chosen = [f for f in dataclasses.fields(backend.options) if f.metadata["explored"]]
     return dataclasses.make_dataclass(
@@ -39,7 +39,7 @@ def _explored(backend: Backend) -> type[Options]:
     )
 
 
-@click.command(cls=TargetCommand, target=named_target, declared=_explored)
+@click.command(cls=TargetCommand, target=find_target, declared=_list_options)
 @click.argument("model")
 @devices_options
 @target_option
@@ -81,7 +81,7 @@ def command(ctx: click.Context, /, **given: Any) -> None:
     """
     console = progress(given["told"])
     search = _search(given, own_settings(ctx, given), console)
-    exploration, plan = watched(search, console)
+    exploration, plan = run_watched(search, console)
     layout = given["beside"]
     beside = judge(layout, search.maker(), exploration, plan) if layout else None
     if given["as_json"]:
@@ -99,7 +99,7 @@ def _search(given: dict[str, Any], own: dict[str, Any], console: Console) -> Sea
     check_devices(backend, cluster)
     options = load_options({**given, "training": True})
     with console.status(f"reading {given['model']}"):
-        loaded, options = _read(given["model"], options, console)
+        loaded, options = _read_model(given["model"], options, console)
     request = Request(
         backend, cluster, "auto", settings=own, cached=not given["no_cache"],
         schedules=tuple(given["schedules"].split(",")) if given["schedules"] else (),
@@ -108,7 +108,7 @@ def _search(given: dict[str, Any], own: dict[str, Any], console: Console) -> Sea
     return request.search(loaded, given["model"], options)
 
 
-def _read(model: str, options: LoadOptions, console: Console) -> tuple[Loaded, LoadOptions]:
+def _read_model(model: str, options: LoadOptions, console: Console) -> tuple[Loaded, LoadOptions]:
     """The model that is trained, or that of the forward pass where there is no loss."""
     try:
         return load(model, options), options

@@ -7,7 +7,7 @@ from pipec.explore.search import Search
 from pipec.plan.model import Plan
 
 
-def watched(search: Search, console: Console) -> tuple[Exploration, Plan]:
+def run_watched(search: Search, console: Console) -> tuple[Exploration, Plan]:
     """Run a search; how far it is is shown on ``console``."""
     with console.status("predicting") as status:
         return search.run(

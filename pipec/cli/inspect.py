@@ -85,7 +85,7 @@ def command(directory: Path, **given: Any) -> None:
         return
     if stage is None:
         print_plan(plan, output(), heaviest)
-        for line in (*Axes.read(directory, plan.graph).lines(), *_confirmed(plan, directory)):
+        for line in (*Axes.read(directory, plan.graph).lines(), *_list_confirmed(plan, directory)):
             click.echo(terminal(line))
     for text in graphs.values():
         click.echo(terminal(text))
@@ -96,7 +96,7 @@ def _draw(plan: Plan, *paths: Path | None) -> None:
         click.echo(f"wrote {draw(plan, path)}", err=True)
 
 
-def _confirmed(plan: Plan, directory: Path) -> Iterator[str]:
+def _list_confirmed(plan: Plan, directory: Path) -> Iterator[str]:
     """Which engines a vendor's tool has confirmed, if what was emitted has engines."""
     backend = load_backend(plan.target)
     if not isinstance(backend, Cycles):

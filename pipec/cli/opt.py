@@ -63,7 +63,7 @@ def command(source: Path, **given: Any) -> None:
     shown what changed from the first pass to the last.
     """
     allowed = import_namespaces(given["allow_namespace"])
-    text = "" if source.is_dir() else _read(source)
+    text = "" if source.is_dir() else _read_text(source)
     passes = given["passes"] or dict(header_of(text)).get("passes")
     check_output(given["reproducer"], ".txt")
     pipeline, output = parse_pipeline(passes) if passes else [], given["output"]
@@ -79,7 +79,7 @@ def command(source: Path, **given: Any) -> None:
         plan = plan_from_text(text, parse_cluster(given["devices"] or "2xh100"), allowed=allowed)
     else:
         plan = load_plan(source, allowed=allowed)
-    after, rows = _run(_undecided(plan, pipeline), pipeline, given)
+    after, rows = _run(_clear_decisions(plan, pipeline), pipeline, given)
     if output is not None:
         graph_alone = output.endswith(".json") or (output == "-" and not _is_plan(source, text))
         _write(after, output, graph_alone=graph_alone and not after.stages, force=given["force"])
@@ -130,7 +130,7 @@ def _is_text(output: str) -> bool:
     return output == "-" or output.endswith((".txt", ".json"))
 
 
-def _read(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeError) as error:
@@ -161,7 +161,7 @@ _DECISIONS: dict[Fact, dict[str, object]] = {
 """What a plan forgets, so that a pass decides it anew."""
 
 
-def _undecided(plan: Plan, pipeline: Sequence[Pass]) -> Plan:
+def _clear_decisions(plan: Plan, pipeline: Sequence[Pass]) -> Plan:
     """The plan without what the passes decide, which they would keep as it is otherwise."""
     known = plan.facts()
     for p in pipeline:

@@ -64,10 +64,10 @@ def command(file: Path, **given: Any) -> None:
         )
     if not 0 <= given["latency"] < math.inf:
         raise PartitionError("no such latency", got=given["latency"], want="seconds, 0 or more")
-    workload = _read(file)
+    workload = _read_workload(file)
     _refuse_unused(workload, given)
     if given["planner"] == "pipedream":
-        _replicated(workload, given)
+        _plan_replicas(workload, given)
         return
     targets = _devices(workload, given)
     cut = (_in_chunks if given["chunks"] > 1 else _contiguous)(workload, targets, given)
@@ -78,7 +78,7 @@ def command(file: Path, **given: Any) -> None:
         _table(workload.graph, targets, cut, seconds)
 
 
-def _read(file: Path) -> "Workload":
+def _read_workload(file: Path) -> "Workload":
     if file.name == "plan.json" or (file / "plan.json").exists():
         from pipec.cli.plan_workload import plan_workload
 
@@ -117,7 +117,7 @@ def _links(workload: "Workload", devices: int, given: dict[str, Any]) -> "Link |
     return Link(bandwidth[0] if bandwidth else 1e9, given["latency"])
 
 
-def _replicated(workload: "Workload", given: dict[str, Any]) -> None:
+def _plan_replicas(workload: "Workload", given: dict[str, Any]) -> None:
     from pipec.partition.replicas.plan import plan_replicated
     from pipec.partition.replicas.recurrence import Level
 

@@ -24,7 +24,7 @@ _FACTS = {"COST": "cost", "PARTITION": "partition", "COMM": "comm", "SAVED": "sa
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(*, as_json: bool) -> None:
     """List passes with their options, and the facts they require and provide."""
-    listed = [described(name) or _imported(name) for name in entries("pipec.passes")]
+    listed = [describe_pass(name) or _import_pass(name) for name in entries("pipec.passes")]
     if as_json:
         click.echo(json.dumps(listed, indent=2))
         return
@@ -40,7 +40,7 @@ def command(*, as_json: bool) -> None:
             click.echo(hung(text, 6))
 
 
-def described(name: str) -> dict[str, Any] | None:
+def describe_pass(name: str) -> dict[str, Any] | None:
     """A pass as ``pipec passes`` shows it; None where its source does not say everything.
 
     Only a class whose one base is `Pass` is read so: what it inherits is known.
@@ -100,7 +100,7 @@ def _facts(value: ast.expr | None) -> list[str] | None:
     return sorted(_FACTS[n] for n in names)
 
 
-def _imported(name: str) -> dict[str, Any]:
+def _import_pass(name: str) -> dict[str, Any]:
     """A pass whose source does not say everything, imported."""
     from pipec.compiler.pass_manager import known_passes
 

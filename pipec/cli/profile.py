@@ -79,7 +79,7 @@ def command(model: str, **given: Any) -> None:
     with console.status(f"reading {model}"):
         target = load_backend(given["target"])
         loaded = load(model, replace(load_options(given), **target.reads))
-    table = _measured(target, loaded, kind, how, console)
+    table = _measure_nodes(target, loaded, kind, how, console)
     save_costs(given["output"], table, loaded.graph, _machine(device))
     _summary(loaded, table, kind, given["heaviest"])
     console.print(f"wrote {given['output']}, times for devices of kind {kind}")
@@ -111,7 +111,7 @@ def this_kind(device: str) -> str:
     return found
 
 
-def _measured(
+def _measure_nodes(
     target: object, loaded: Loaded, kind: str, how: Measuring, console: Console
 ) -> CostTable:
     done, total = count(1), len(loaded.graph.calls)

@@ -74,18 +74,18 @@ def command(ctx: click.Context, /, **given: Any) -> None:
 
 def _batch(plan: Plan, given: dict[str, Any]) -> Batch:
     if given["data"]:
-        return _known(plan, data_from_spec(given["data"]), given["data"])
+        return _check_batch(plan, data_from_spec(given["data"]), given["data"])
     source, model, trust = plan.graph.source, given["model"], given["trust"]
     check_runnable(given["directory"], source, plan.target, model, trust=trust)
     inputs = reload(source, spec=model, trust=trust).example_inputs
     return lambda _: inputs
 
 
-def _known(plan: Plan, batch: Batch, spec: str) -> Batch:
+def _check_batch(plan: Plan, batch: Batch, spec: str) -> Batch:
     """The same batches; what is in them and no input of the model is told, in training refused."""
     known = [i.name for i in plan.graph.inputs_of(InputKind.INPUT)]
 
-    def checked(number: int) -> Mapping[str, Tensor]:
+    def check(number: int) -> Mapping[str, Tensor]:
         """A microbatch; a target in one of inference is usual."""
         given = batch(number)
         other = ", ".join(str(name) for name in given if name not in known)
@@ -96,4 +96,4 @@ def _known(plan: Plan, batch: Batch, spec: str) -> Batch:
             click.echo(f"note: {spec} gives {terminal(other)} too, no input of the model", err=True)
         return given
 
-    return checked
+    return check

@@ -89,7 +89,7 @@ def command(**given: Any) -> None:
     if given["as_json"]:
         click.echo(json.dumps(_data(timeline), indent=1))
     elif given["csv_to"] != "-":
-        click.echo(_shown(timeline))
+        click.echo(_render(timeline))
 
 
 def _listing() -> str:
@@ -244,7 +244,7 @@ def _data(timeline: Timeline) -> dict[str, Any]:
     }
 
 
-def _shown(timeline: Timeline) -> str:
+def _render(timeline: Timeline) -> str:
     s = timeline.schedule
     compute = sum(int((s.kind == kind).sum()) for kind in COMPUTE)
     drawn = f"({compute} actions: --svg draws them)"

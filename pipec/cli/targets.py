@@ -28,11 +28,11 @@ Declared = Callable[[Backend], type[Options]]
 """Which options of a target a command takes."""
 
 
-def named_target(words: list[str]) -> str | None:
+def find_target(words: list[str]) -> str | None:
     """What stands behind ``--target``; torch if nothing does.
 
     Example:
-        >>> named_target(["net.onnx", "--target", "onnx"]), named_target(["--target=onnx"])
+        >>> find_target(["net.onnx", "--target", "onnx"]), find_target(["--target=onnx"])
         ('onnx', 'onnx')
     """
     for word, after in pairwise([*words, ""]):

@@ -59,7 +59,7 @@ def command(directory: Path, **given: Any) -> None:
     if given["timed"]:
         plan = load_plan(directory, allowed=allowed, check_weights=False)
         check_runnable(directory, None, plan.target, None, trust=trust)
-        _timed(plan, directory, as_json=as_json)
+        _check_cycles(plan, directory, as_json=as_json)
         return
     console = progress(given["told"])
     record = read_manifest(directory)
@@ -83,7 +83,7 @@ def command(directory: Path, **given: Any) -> None:
         raise SystemExit(1)
 
 
-def _timed(plan: Plan, directory: Path, *, as_json: bool) -> None:
+def _check_cycles(plan: Plan, directory: Path, *, as_json: bool) -> None:
     target = load_backend(plan.target)
     if not isinstance(target, Cycles):
         raise lacking(target, Cycles, "--timed")

@@ -149,7 +149,7 @@ class Cluster:
         ring = slowest_link(map(self.link, devices, (*devices[1:], devices[0])))
         return all_reduce_seconds(ring, len(devices), nbytes)
 
-    def reordered(self, order: Sequence[int]) -> "Cluster":
+    def reorder(self, order: Sequence[int]) -> "Cluster":
         """The cluster with its first devices in another order, each pair's own link kept.
 
         Args:

@@ -117,7 +117,7 @@ def _devices(table: Mapping[str, Any], where: str) -> list[Device]:
     if "peak" in table:
         device = dataclasses.replace(device, peak_flops=_peak(table["peak"], device, where))
     if "clock" in table:
-        device = _clocked(device, parse(table["clock"], FREQUENCY, f"{where}.clock"), where)
+        device = _set_clock(device, parse(table["clock"], FREQUENCY, f"{where}.clock"), where)
     if _KEYS - {"kind", "count"} & table.keys():
         kind = str(table.get("name", device.kind)).lower()
         source = f"{device.source}{'; changed by ' if device.source else ''}{Path(where).name}"
@@ -164,7 +164,7 @@ def _peak(table: object, device: Device, where: str) -> dict[str, float]:
     return peak
 
 
-def _clocked(device: Device, clock_hz: float, where: str) -> Device:
+def _set_clock(device: Device, clock_hz: float, where: str) -> Device:
     if device.fpga is None or clock_hz <= 0:
         raise ClusterError(
             "only an FPGA has a clock to choose, above 0",

@@ -28,7 +28,7 @@ from pipec.compiler.timeline import plan_timeline, timeline_of
 from pipec.compiler.working import WorkingBytes, together, values_of
 from pipec.errors import PassError, PipecError
 from pipec.graph.eager import eager_parts
-from pipec.options import spelled
+from pipec.options import format_options
 from pipec.plan.model import STATE_WAITS, Plan
 from pipec.residency.choose import Choice, DoesNotFitError, choose
 from pipec.residency.problem import RECOMPUTE, Problem
@@ -374,7 +374,7 @@ class Fit:
 
     @property
     def _spelled(self) -> str:
-        return spelled(self.schedule.name, placing(self.schedule))
+        return format_options(self.schedule.name, placing(self.schedule))
 
     def check_static(self) -> None:
         """Refuse at once where weights and what belongs to them are above a limit.
@@ -429,7 +429,7 @@ class Fit:
             except PipecError:
                 continue
             if (peaks <= self.limits).all():
-                told = spelled(other, mine if options is given else others)
+                told = format_options(other, mine if options is given else others)
                 return f"schedule {told} with {count} microbatches fits"
         return None
 
@@ -444,5 +444,5 @@ class Fit:
             more.append("differentiate{recompute=all}")
         more += ["fewer microbatches in flight", "more stages"]
         if self.host and self.schedule.rule.flush and "parts" not in self.schedule.options:
-            more.append(f"stages in parts ({spelled(name, {**mine, 'parts': 4})})")
+            more.append(f"stages in parts ({format_options(name, {**mine, 'parts': 4})})")
         return f"{', '.join(more)} take less memory, but perhaps still too much"

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pipec.errors import PipecError
-from pipec.files import left_by_the_dead, read_data
+from pipec.files import find_leftovers, read_data
 from pipec.plan.manifest import EDITABLE, FORMAT
 from pipec.signals import unwound_by
 
@@ -133,7 +133,7 @@ def _exchanged(one: Path, other: Path) -> bool:
 
 def _sweep(path: Path) -> None:
     """Remove what processes that were killed have left beside ``path``; bring its old self back."""
-    for left in left_by_the_dead(path.parent, f".{path.name}"):
+    for left in find_leftovers(path.parent, f".{path.name}"):
         if left.name.endswith(_ASIDE) and not path.exists():
             left.rename(path)
         else:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Self
 
 from pipec.errors import PassError
-from pipec.options import spelled, value_of
+from pipec.options import format_options, value_of
 from pipec.plan.model import Fact, Plan
 
 
@@ -57,7 +57,7 @@ class Pass(ABC):
             for f in dataclasses.fields(self)
             if getattr(self, f.name) != f.default
         }
-        return spelled(self.name, given)
+        return format_options(self.name, given)
 
     @classmethod
     def from_text(cls, options: typing.Mapping[str, str]) -> Self:

@@ -26,7 +26,7 @@ from pipec.compiler.chain import StageRunner, run_chain
 from pipec.compiler.complete import completed
 from pipec.compiler.facts import summed_bytes
 from pipec.cost.count import count
-from pipec.cost.measure import Measuring, Progress, measured_costs
+from pipec.cost.measure import Measuring, Progress, measure_costs
 from pipec.cost.stage import Figure, MessageCost, StageCost
 from pipec.cost.table import CostTable
 from pipec.errors import CostError
@@ -118,12 +118,12 @@ def node_costs(
     how: Measuring,
     progress: Progress = lambda _: None,
 ) -> CostTable:
-    """As `measured_costs`, by the target's own engine where it tells."""
+    """As `measure_costs`, by the target's own engine where it tells."""
     if how.device == "cpu" and isinstance(target, TimesNodes):
         seconds = target.node_seconds(graph, inputs, how.warmup + how.repeats)
         if seconds:
             return CostTable(count(graph), {kind: seconds}, {kind: "measured"})
-    return measured_costs(graph, inputs, kind, how, progress)
+    return measure_costs(graph, inputs, kind, how, progress)
 
 
 def profile_emitted(

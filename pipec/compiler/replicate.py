@@ -11,7 +11,7 @@ from math import prod
 from pipec.cluster.cluster import slowest_link
 from pipec.compiler.problem import placement_problem
 from pipec.errors import PartitionError, ScheduleError
-from pipec.options import parse_one, spelled
+from pipec.options import format_options, parse_one
 from pipec.partition.replicas.plan import ReplicatedStage, plan_replicated
 from pipec.partition.replicas.recurrence import Level
 from pipec.plan.model import Plan
@@ -36,7 +36,7 @@ def with_replicas(schedule: str, plan: Plan) -> str:
         counts = [len(devices) for devices in plan.placement.forward]
     else:
         counts = choose_replicas(plan)
-    return spelled(name, {**options, "replicas": counts})
+    return format_options(name, {**options, "replicas": counts})
 
 
 def choose_replicas(plan: Plan) -> list[int]:

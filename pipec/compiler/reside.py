@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from pipec.autodiff.rewrite import offloaded, recomputed
+from pipec.autodiff.rewrite import offload, recompute_values
 from pipec.compiler.complete import completed, host_channels
 from pipec.compiler.fates import Fates, host_slots
 from pipec.compiler.fit import Apply, Fit, Fitted, Foreseen
@@ -20,7 +20,7 @@ from pipec.compiler.timeline import plan_timeline
 from pipec.compiler.working import Rewrites
 from pipec.cost.table import CostTable
 from pipec.errors import PassError
-from pipec.options import spelled
+from pipec.options import format_options
 from pipec.plan.model import STATE_WAITS, HostSlot, Plan, Stage
 from pipec.schedule.action import ActionKind
 from pipec.schedule.channels import ChannelKind
@@ -141,7 +141,7 @@ def check_limit(plan: Plan, timeline: Timeline) -> None:
     peak = max(timeline.peak_bytes)
     if isinstance(limit, float) and peak > limit:
         assert plan.schedule is not None
-        name = spelled(plan.schedule.name, placing(plan.schedule))
+        name = format_options(plan.schedule.name, placing(plan.schedule))
         count = plan.schedule.microbatches
         raise PassError(
             "saved values were fitted to a limit for another schedule than the one that is run",
@@ -269,7 +269,7 @@ def through_host(plan: Plan, schedule: Schedule) -> Plan:
 def _all(stage: Stage, residency: Fates) -> tuple[tuple[int, tuple[str, ...]], ...]:
     """The slots of a residency, what is saved for its recomputation in the last one too."""
     assert stage.training is not None
-    names = saved_in_order(recomputed(stage.training, residency.recompute))
+    names = saved_in_order(recompute_values(stage.training, residency.recompute))
     *first, (depth, _) = residency.slots or ((2, ()),)
     before = {name for _, values in first for name in values}
     last = tuple(name for name in names if name not in before)
@@ -306,6 +306,6 @@ def _costs(plan: Plan, stages: Sequence[Stage], chosen: Sequence[Fates]) -> Cost
 
 def _rewritten(stage: Stage, residency: Fates, slots: list[HostSlot]) -> Stage:
     assert stage.training is not None
-    training = recomputed(stage.training, residency.recompute)
+    training = recompute_values(stage.training, residency.recompute)
     mine = {s.name: s.values for s in slots if s.stage == stage.index}
-    return replace(stage, training=offloaded(training, mine))
+    return replace(stage, training=offload(training, mine))

@@ -57,7 +57,7 @@ def _node_cost(
     node: fx.Node, weights: set[fx.Node], flops: float, backward: float, *, moves: bool
 ) -> NodeCost:
     size = nbytes(node)
-    reads = {n: sum(map(_touched, tensors(n))) for n in node.all_input_nodes} if moves else {}
+    reads = {n: sum(map(_count_touched, tensors(n))) for n in node.all_input_nodes} if moves else {}
     if node.target in _GATHERS and reads:
         table = next(iter(reads))
         reads[table] = min(reads[table], size)
@@ -71,7 +71,7 @@ def _node_cost(
     )
 
 
-def _touched(t: Tensor) -> int:
+def _count_touched(t: Tensor) -> int:
     """Bytes of the distinct elements of a tensor: a broadcast dimension has one."""
     count = t.element_size()
     for length, stride in zip(t.shape, t.stride(), strict=True):

@@ -68,7 +68,7 @@ class FlopCounter:
         own = _formula(node)
         if own is not None:
             return own(node)
-        return float(self.known(node)) or float(_largest(node))
+        return float(self.count(node)) or float(_largest(node))
 
     def is_guess(self, node: fx.Node, flops: float) -> bool:
         """Whether so many FLOPs of an op from another package are one per element: nobody said."""
@@ -79,9 +79,9 @@ class FlopCounter:
 
     def is_product(self, node: fx.Node) -> bool:
         """Whether the node multiplies matrices: its FLOPs are no count of elements."""
-        return _formula(node) in (_grouped, _integer_conv, _told) or self.known(node) > 0
+        return _formula(node) in (_group_mm, _integer_conv, _eager) or self.count(node) > 0
 
-    def known(self, node: fx.Node) -> int:
+    def count(self, node: fx.Node) -> int:
         """What `FlopCounterMode` counts for the node on meta tensors; 0 where it counts nothing."""
         target = node.target
         if not isinstance(target, OpOverload) or namespace_of(target) == "pipec":
@@ -90,7 +90,7 @@ class FlopCounter:
             return 0
         key = (target, *_key((node.args, node.kwargs)))
         if key not in self._known:
-            self._known[key] = _counted(node)
+            self._known[key] = _count_by_torch(node)
         return self._known[key]
 
 
@@ -112,7 +112,7 @@ def _key(value: object) -> Iterator[object]:
         yield value
 
 
-def _counted(node: fx.Node) -> int:
+def _count_by_torch(node: fx.Node) -> int:
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         args, kwargs = fx.map_arg(
             (node.args, node.kwargs), lambda n: tree_map(_on_meta, n.meta["val"])
@@ -128,12 +128,12 @@ def _on_meta(value: Any) -> Any:
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
 
 
-def _read(node: fx.Node) -> int:
+def _count_read(node: fx.Node) -> int:
     """Elements of the first tensor that the node reads."""
     return next((tensors(n)[0].numel() for n in node.all_input_nodes if tensors(n)), 0)
 
 
-def _written(node: fx.Node) -> int:
+def _count_written(node: fx.Node) -> int:
     return max((t.numel() for t in tensors(node)), default=0)
 
 
@@ -141,11 +141,11 @@ def _largest(node: fx.Node) -> int:
     """Elements of the largest tensor read or written: a reduction works on what it reads."""
     read = max((t.numel() for n in node.all_input_nodes for t in tensors(n)), default=0)
     floating = any(t.is_floating_point() or t.is_complex() for t in tensors(node))
-    return max(read, _written(node)) if floating else _written(node)
+    return max(read, _count_written(node)) if floating else _count_written(node)
 
 
 def _per_element(count: int) -> Formula:
-    return lambda node: float(count * _read(node))
+    return lambda node: float(count * _count_read(node))
 
 
 def _norm(affine: int) -> Formula:
@@ -153,7 +153,7 @@ def _norm(affine: int) -> Formula:
 
     def flops(node: fx.Node) -> float:
         scaled = len(node.args) > affine and node.args[affine] is not None
-        return float((7 if scaled else 5) * _read(node))
+        return float((7 if scaled else 5) * _count_read(node))
 
     return flops
 
@@ -165,13 +165,13 @@ def _window(node: fx.Node) -> float:
     return float(dims.numel() * window)
 
 
-def _grouped(node: fx.Node) -> float:
+def _group_mm(node: fx.Node) -> float:
     """Rows times one of several weight matrices each: (T, K) x (G, K, N) for T x N results."""
     rows: Any = node.args[0]
     return 2.0 * tensors(node)[0].numel() * tensors(rows)[0].shape[-1]
 
 
-def _told(node: fx.Node) -> float:
+def _eager(node: fx.Node) -> float:
     """What was counted of a module that runs as it is."""
     told: Any = node.args[4]
     return float(told)
@@ -242,14 +242,14 @@ _FORMULAS: dict[str, Formula] = {
     "avg_pool3d": _window,
     "_scaled_dot_product_flash_attention_for_cpu": _attention,
     "_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,
-    "_grouped_mm": _grouped,
-    "transformers.grouped_mm_fallback": _grouped,
-    "pipec.eager": _told,
+    "_grouped_mm": _group_mm,
+    "transformers.grouped_mm_fallback": _group_mm,
+    "pipec.eager": _eager,
     "pipec.quantize": _per_element(4),
     "pipec.dynamic_quantize": _per_element(6),
     "pipec.dequantize": _per_element(2),
-    "pipec.integer_matmul": _grouped,
-    "pipec.qlinear_matmul": _grouped,
+    "pipec.integer_matmul": _group_mm,
+    "pipec.qlinear_matmul": _group_mm,
     "pipec.integer_conv": _integer_conv,
     "pipec.qlinear_conv": _integer_conv,
 }

@@ -57,7 +57,7 @@ class Both(NamedTuple):
     backward: float
 
 
-def measured_costs(
+def measure_costs(
     graph: Graph,
     inputs: Mapping[str, Tensor],
     kind: str,
@@ -144,9 +144,9 @@ def _pass(
         key = (op_name(node), repr(_types(node, env)), wanted)
         try:
             with torch.no_grad():
-                forward, result = _timed(_call(node, env, how.device), how)
+                forward, result = _time(_call(node, env, how.device), how)
             run = _backward(node, env, how.device, needing) if node in needing else None
-            backward = _timed(run, how, bare)[0] if run else 0.0
+            backward = _time(run, how, bare)[0] if run else 0.0
         except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
             raise CostError(
                 "a node cannot be run",
@@ -168,7 +168,7 @@ def _backward(
     node: fx.Node, env: Mapping[fx.Node, Any], device: str, needing: frozenset[fx.Node]
 ) -> Callable[[], Any] | None:
     """The gradients of the node's inputs as a function of nothing; None if it passes none on."""
-    wanted = {n: tree_map(_tracked, env[n]) for n in node.all_input_nodes if n in needing}
+    wanted = {n: tree_map(_track, env[n]) for n in node.all_input_nodes if n in needing}
     with torch.enable_grad():
         result = _call(node, {**env, **wanted}, device)()
     outputs = [t for t in flat_tensors(result) if t.requires_grad]
@@ -186,10 +186,10 @@ def _bare_backward(how: Measuring) -> float:
     x = torch.ones(1, device=how.device, requires_grad=True)
     y, given = x.view_as(x), torch.ones(1, device=how.device)
     run = lambda: torch.autograd.grad(y, x, given, retain_graph=True)  # noqa: E731
-    return statistics.median(_timed(run, how)[0] for _ in range(9))
+    return statistics.median(_time(run, how)[0] for _ in range(9))
 
 
-def _tracked(value: Any) -> Any:
+def _track(value: Any) -> Any:
     """A tensor as a leaf of a graph of autograd's."""
     if not (isinstance(value, Tensor) and value.is_floating_point()):
         return value
@@ -208,16 +208,16 @@ def _call(node: fx.Node, env: Mapping[fx.Node, Any], device: str) -> Callable[[]
     return lambda: target(*args, **kwargs)
 
 
-def _timed(run: Callable[[], Any], how: Measuring, bare: float = 0.0) -> tuple[float, Any]:
+def _time(run: Callable[[], Any], how: Measuring, bare: float = 0.0) -> tuple[float, Any]:
     """Seconds without the ``bare`` ones of the processor, and the result."""
     if how.device == "cuda":
-        return _launched(run, how, bare)
+        return _time_launches(run, how, bare)
     start = how.clock()
     result = run()
     return max(0.0, how.clock() - start - bare), result
 
 
-def _launched(run: Callable[[], Any], how: Measuring, bare: float) -> tuple[float, Any]:
+def _time_launches(run: Callable[[], Any], how: Measuring, bare: float) -> tuple[float, Any]:
     """Seconds of the kernels, or of the processor that launches them if these are more."""
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda.synchronize()

@@ -6,21 +6,21 @@ from dataclasses import replace
 from pipec.cost.table import CostTable, NodeCost
 
 
-def scaled(costs: CostTable, ratio: float) -> CostTable:
+def scale_costs(costs: CostTable, ratio: float) -> CostTable:
     """The costs of ``ratio`` times as many samples.
 
     Seconds, FLOPs and bytes of activations grow in proportion; bytes of weights stay. Figures of
     whole stages and of messages are dropped, as these are of other sizes.
     """
 
-    def grown(rows: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
+    def scale(rows: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
         return {kind: {name: s * ratio for name, s in row.items()} for kind, row in rows.items()}
 
-    nodes = {name: _scaled(cost, ratio) for name, cost in costs.nodes.items()}
-    return CostTable(nodes, grown(costs.seconds), costs.method, backward=grown(costs.backward))
+    nodes = {name: _scale_node(cost, ratio) for name, cost in costs.nodes.items()}
+    return CostTable(nodes, scale(costs.seconds), costs.method, backward=scale(costs.backward))
 
 
-def _scaled(cost: NodeCost, ratio: float) -> NodeCost:
+def _scale_node(cost: NodeCost, ratio: float) -> NodeCost:
     data = cost.bytes_read - cost.parameter_bytes
     return replace(
         cost,

@@ -164,7 +164,7 @@ class Silicon:
             return []
         if size := product_size(node):
             return [self._product(node, size.forward)]
-        return [_streamed(node, cost, device) + PASS]
+        return [_estimate_stream(node, cost, device) + PASS]
 
     def _backward(
         self, node: fx.Node, cost: NodeCost, device: Device, weights: set[fx.Node]
@@ -186,7 +186,7 @@ class Silicon:
             return kernels + [one + PASS] * (len(node.all_input_nodes) > 2)
         passes = 1.5 if packet in _READ_AGAIN else 1.0  # gradient, saved value, result
         if self._forward(node, cost, device):
-            kernels.append(cost.backward * passes * _streamed(node, cost, device) + PASS)
+            kernels.append(cost.backward * passes * _estimate_stream(node, cost, device) + PASS)
         return kernels + [2 * one + PASS] * ("_norm" in packet)
 
     def _product(self, node: fx.Node, size: tuple[int, int, int]) -> float:
@@ -259,7 +259,7 @@ def with_tables(cluster: Cluster, costs: str) -> Cluster:
     return replace(cluster, devices=tuple(devices))
 
 
-def _streamed(node: fx.Node, cost: NodeCost, device: Device) -> float:
+def _estimate_stream(node: fx.Node, cost: NodeCost, device: Device) -> float:
     """Seconds of a node's bytes and operations alone."""
     return Roofline().seconds(node, cost, replace(device, launch_seconds=0.0))
 
@@ -292,7 +292,7 @@ def _eager_launch(folder: Path) -> float | None:
     found = []
     for path in _paths(folder, "custom_allreduce"):
         least: dict[str, float] = {}
-        for r in _read(path):
+        for r in _read_table(path):
             how = str(r.get("backend", "")).rpartition("_")[2]
             least[how] = min(least.get(how, np.inf), float(r["latency"]) / 1e3)
         if {"eager", "graph"} <= least.keys():
@@ -306,10 +306,10 @@ def _paths(folder: Path, kind: str) -> list[Path]:
 
 def _table(folder: Path, kind: str) -> list[dict[str, Any]]:
     """The table of most rows among those of several frameworks and versions."""
-    return max((_read(path) for path in _paths(folder, kind)), key=len, default=[])
+    return max((_read_table(path) for path in _paths(folder, kind)), key=len, default=[])
 
 
-def _read(path: Path) -> list[dict[str, Any]]:
+def _read_table(path: Path) -> list[dict[str, Any]]:
     try:
         rows: list[dict[str, Any]] = (
             importlib.import_module("pyarrow.parquet").read_table(path).to_pylist()

@@ -83,12 +83,12 @@ def judge(layout: str, maker: Maker, exploration: Exploration, chosen: Plan) -> 
     Raises:
         PipecError: It cannot be read, does not suit the model or the cluster, or deadlocks.
     """
-    schedule = _read(Path(layout)) if layout.endswith(".csv") else None
+    schedule = _read_schedule(Path(layout)) if layout.endswith(".csv") else None
     found: list[Plan] = []
     failed: PipecError | None = None
     for candidate in _candidates(layout, schedule, maker, exploration):
         try:
-            found.append(_made(maker, candidate, layout, schedule))
+            found.append(_make_plan(maker, candidate, layout, schedule))
         except PipecError as error:
             failed = failed or error
     if not found:
@@ -99,7 +99,7 @@ def judge(layout: str, maker: Maker, exploration: Exploration, chosen: Plan) -> 
     return Beside(layout, min(found, key=lambda p: p.timeline.seconds if p.timeline else 0), chosen)
 
 
-def _read(path: Path) -> Schedule:
+def _read_schedule(path: Path) -> Schedule:
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
@@ -157,16 +157,16 @@ def _like(schedule: Schedule) -> str:
     )
 
 
-def _made(maker: Maker, candidate: Candidate, layout: str, schedule: Schedule | None) -> Plan:
+def _make_plan(maker: Maker, candidate: Candidate, layout: str, schedule: Schedule | None) -> Plan:
     passes = passes_of(candidate)
     if schedule is None:
-        return maker.make(candidate, passes=[_laid_out(p, layout) for p in passes])
+        return maker.make(candidate, passes=[_set_layout(p, layout) for p in passes])
     names = [p.name for p in passes]
     plan = maker.make(candidate, passes=passes[: names.index("schedule")])
     plan = plan.replace(schedule=completed(schedule, plan))
     return run_passes(parse_pipeline("simulate"), plan)
 
 
-def _laid_out(p: Pass, layout: str) -> Pass:
+def _set_layout(p: Pass, layout: str) -> Pass:
     """The pass that cuts is told the layout."""
     return cast("Pass", replace(cast("Any", p), layout=layout)) if p.name == "partition" else p

@@ -32,7 +32,7 @@ def content_key(maker: Maker, candidates: Sequence[Candidate], batch: int, **mor
         batch: Samples of one step.
         more: What is tried besides (`pipec.explore.explore.explore`).
     """
-    base = maker.costed(maker.traced_batch)
+    base = maker.cost_model(maker.traced_batch)
     assert base.costs is not None
     content = {
         "pipec": code_of(PACKAGE),

@@ -85,7 +85,7 @@ class Candidate:
 
     def on(self, cluster: Cluster) -> Cluster:
         """The cluster with its devices in the candidate's order."""
-        return cluster.reordered(self.order) if self.order else cluster
+        return cluster.reorder(self.order) if self.order else cluster
 
     @property
     def stages(self) -> int:
@@ -127,7 +127,7 @@ def candidates(
 ) -> Iterator[Candidate]:
     """Every candidate for one batch, plain data parallelism, GPipe and 1F1B among them.
 
-    All keep what the backward needs; `eased` ones are tried where memory binds.
+    All keep what the backward needs; eased ones are tried where memory binds.
 
     Devices stand in every order of `device_orders`, and the first of them are used: with one device
     more, all candidates are there that were there before. Replicas and microbatches divide the
@@ -162,7 +162,7 @@ def candidates(
                 yield c
 
 
-def eased(c: Candidate) -> tuple[Candidate, ...]:
+def ease_memory(c: Candidate) -> tuple[Candidate, ...]:
     """The candidate with what it saves computed again, or fitted value by value."""
     if not c.trains or c.eased:
         return ()
@@ -216,7 +216,7 @@ def _ways(cluster: Cluster, depth: int, replicas: int) -> list[tuple[tuple[int, 
     """
     found = dict[object, tuple[tuple[int, ...], str]]()
     for order in device_orders(cluster, depth * replicas):
-        kinds = [d.kind for d in (cluster.reordered(order) if order else cluster).devices]
+        kinds = [d.kind for d in (cluster.reorder(order) if order else cluster).devices]
         for adjacent in ("stages", "replicas") if depth > 1 < replicas else ("stages",):
             rows = [range(r * depth, (r + 1) * depth) for r in range(replicas)]
             if adjacent == "replicas":

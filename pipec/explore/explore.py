@@ -7,7 +7,7 @@ from math import inf
 from typing import Any
 
 from pipec.errors import PartitionError, PipecError
-from pipec.explore.candidate import Candidate, eased, in_parts
+from pipec.explore.candidate import Candidate, ease_memory, in_parts
 from pipec.explore.make import Maker
 from pipec.explore.predict import Prediction, Predictor, fastest_first, not_timed
 from pipec.explore.split import split_candidates
@@ -59,7 +59,7 @@ class Exploration:
             (p for p in self.predictions if p.possible and _kind(p.candidate) == name), None
         )
 
-    def tried_at_all(self, name: str) -> bool:
+    def has_tried(self, name: str) -> bool:
         """Whether a baseline is among the candidates, possible or not."""
         return any(_kind(p.candidate) == name for p in self.predictions)
 
@@ -93,7 +93,7 @@ class Exploration:
         wanted = replace(p.candidate, split="", share=Candidate.share)
         return next((q for q in self.predictions if q.candidate == wanted), None)
 
-    def tried(self) -> tuple[Tried, ...]:
+    def summarize(self) -> tuple[Tried, ...]:
         """What a plan keeps: one row per candidate, fastest first."""
         return tuple(
             Tried(
@@ -162,15 +162,15 @@ def explore(
         best = found.best
         try:
             if not best.planned:
-                search.found[best.candidate] = search.predictor.planned(best.candidate, best.bound)
+                search.found[best.candidate] = search.predictor.simulate(best.candidate, best.bound)
                 continue
         except PipecError as error:
             why = f"no plan: {' '.join(str(error).split())[:160]}"
             search.found[best.candidate] = replace(best, seconds=inf, problem=why)
-            search.time(eased(best.candidate), OF_KIND)
+            search.time(ease_memory(best.candidate), OF_KIND)
             search.time_all()
             continue
-        return found, search.predictor.make(best.candidate).replace(explored=found.tried())
+        return found, search.predictor.make(best.candidate).replace(explored=found.summarize())
 
 
 @dataclass
@@ -210,7 +210,7 @@ class _Search:
         """
         alike = dict[tuple[object, ...], list[Candidate]]()
         for c in sorted(self.waiting, key=lambda c: (self.waiting[c], c)):
-            key = () if self._planned(c) else self.predictor.devices(c)
+            key = () if self._needs_plan(c) else self.predictor.devices(c)
             alike.setdefault(key, []).append(c)
         for mine in alike.values():
             self.time(mine, OF_ALIKE, beside=self.found)
@@ -239,7 +239,7 @@ class _Search:
         while heap and (done < most or (best == inf and not beside)):
             _, c = heappop(heap)
             bound = self.found[c].bound
-            planned = self._planned(c)
+            planned = self._needs_plan(c)
             if bound >= best or (planned and self.made >= (MADE if best < inf else MADE_AT_ALL)):
                 continue
             p = self.predictor.predict(c, bound, best)
@@ -252,12 +252,12 @@ class _Search:
             best = min(best, p.seconds)
             self.progress(len(self.found) - len(self.waiting), len(self.found))
             least = bound if p.tight else max(bound, p.loose_seconds)
-            for other in eased(c) if least < best else ():
+            for other in ease_memory(c) if least < best else ():
                 if other not in self.found:
                     self._wait(other, least, max(least, self.predictor.guess(c)))
                     heappush(heap, (self.waiting[other], other))
 
-    def _planned(self, c: Candidate) -> bool:
+    def _needs_plan(self, c: Candidate) -> bool:
         """Whether it is timed by its plan alone."""
         return c.eased or c.asynchronous or not self.found[c].bound
 

@@ -9,11 +9,11 @@ from pipec.compiler.capabilities import model_of
 from pipec.compiler.pass_base import Pass
 from pipec.compiler.pass_manager import Observer, parse_pipeline, run_passes
 from pipec.cost.model import Roofline
-from pipec.cost.scale import scaled
+from pipec.cost.scale import scale_costs
 from pipec.cost.table import CostTable
 from pipec.errors import PipecError, PlanError
 from pipec.explore.candidate import Candidate
-from pipec.explore.rebatch import Rebatched, remembered
+from pipec.explore.rebatch import Rebatched, make_once
 from pipec.graph.ir import OutputKind
 from pipec.plan.model import Plan
 from pipec.schedule.registry import with_options
@@ -73,13 +73,13 @@ class Maker:
         """Whether the model has a loss."""
         return bool(self.model.graph.outputs_of(OutputKind.LOSS))
 
-    def costed(self, samples: int) -> Plan:
+    def cost_model(self, samples: int) -> Plan:
         """The model at a microbatch of ``samples`` with its costs, not cut yet.
 
         Raises:
             PipecError: It cannot be traced with that many.
         """
-        return remembered(self._known, samples, self._costed)
+        return make_once(self._known, samples, self._cost_model)
 
     def make(
         self,
@@ -92,14 +92,14 @@ class Maker:
         Raises:
             PipecError: The model cannot be traced at its microbatch, or a pass refuses it.
         """
-        base = self.costed(candidate.microbatch).replace(cluster=candidate.on(self.cluster))
+        base = self.cost_model(candidate.microbatch).replace(cluster=candidate.on(self.cluster))
         return run_passes(passes_of(candidate) if passes is None else passes, base, observe)
 
-    def _costed(self, samples: int) -> Plan:
+    def _cost_model(self, samples: int) -> Plan:
         graph, table = self.model.at(samples), self.costs
         model = model_of(load_backend(self.target), self.cluster)
         if table is not None and samples != self.traced_batch:
             measured = any(m not in (model.name, Roofline.name) for m in table.method.values())
-            table = scaled(table, samples / self.traced_batch) if measured else None
+            table = scale_costs(table, samples / self.traced_batch) if measured else None
         plan = Plan(graph, self.cluster, self.target, costs=table, options=dict(self.options))
         return run_passes(parse_pipeline("simplify,annotate-cost"), plan)

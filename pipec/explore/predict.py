@@ -131,7 +131,7 @@ class Predictor:
             return replace(not_timed(candidate, found.bound), loose_seconds=found.loose)
         except PipecError as error:
             tight = isinstance(error, PartitionError | PlanError)
-            return Prediction(candidate, inf, bound, tight=tight, problem=_told(error))
+            return Prediction(candidate, inf, bound, tight=tight, problem=_shorten(error))
 
     def make(self, candidate: Candidate) -> Plan:
         """The plan of a candidate; each is made once.
@@ -143,7 +143,7 @@ class Predictor:
             self.plans[candidate] = self.maker.make(candidate)
         return self.plans[candidate]
 
-    def planned(self, candidate: Candidate, bound: float = 0.0) -> Prediction:
+    def simulate(self, candidate: Candidate, bound: float = 0.0) -> Prediction:
         """The figures of a candidate's plan.
 
         Raises:
@@ -157,23 +157,23 @@ class Predictor:
     def _predict(self, c: Candidate, below: float) -> Prediction:
         """The figures of the best cut; where it cannot be timed before it is made, of the plan."""
         if takes_costs(c.schedule) or c.asynchronous:
-            return self.planned(c)
+            return self.simulate(c)
         passes = passes_of(c)
         at = [p.name for p in passes].index("partition")
         cut = passes[at]
         assert isinstance(cut, PartitionPass)
-        base = self.maker.costed(c.microbatch).replace(cluster=c.on(self.maker.cluster))
+        base = self.maker.cost_model(c.microbatch).replace(cluster=c.on(self.maker.cluster))
         base = run_passes(passes[:at], base) if at else base  # which is verified, once
         # refuses what does not fit in any way
         found = cut.fastest(base, counted=True, below=below)
         if found is None or c.eased:
-            return self.planned(c)
+            return self.simulate(c)
         return replace(_figures(c, found.cut.timeline), loose_seconds=found.cut.loose)
 
     def _sums(self, samples: int, kinds: tuple[str, ...]) -> "_Work":
         """Of one microbatch, each node on the device that is best for it."""
         if (samples, kinds) not in self._work:
-            plan = self.maker.costed(samples)
+            plan = self.maker.cost_model(samples)
             assert plan.costs is not None
             whole, shares = dict[str, dict[str, float]](), [1.0]
             for kind in kinds:
@@ -262,7 +262,7 @@ def not_timed(candidate: Candidate, bound: float) -> Prediction:
     return Prediction(candidate, inf, bound, problem=why)
 
 
-def _told(error: PipecError) -> str:
+def _shorten(error: PipecError) -> str:
     return " ".join(str(error).split())[:160]
 
 

@@ -12,7 +12,7 @@ from pipec.graph.ir import Graph, InputKind, tensors
 _T = TypeVar("_T")
 
 
-def remembered(known: dict[int, _T | PipecError], samples: int, make: Callable[[int], _T]) -> _T:
+def make_once(known: dict[int, _T | PipecError], samples: int, make: Callable[[int], _T]) -> _T:
     """What is made of a microbatch of ``samples``, once; what cannot be made is refused again.
 
     Raises:
@@ -50,9 +50,9 @@ class Rebatched:
         Raises:
             PipecError: It cannot be traced with that many.
         """
-        return remembered(self._known, samples, self._traced)
+        return make_once(self._known, samples, self._trace)
 
-    def _traced(self, samples: int) -> Graph:
+    def _trace(self, samples: int) -> Graph:
         batch = self.graph.rows
         if samples == batch:
             return self.graph

@@ -66,7 +66,7 @@ class Search:
         key = content_key(maker, tried, batch, **more)
         known = recall(key) if self.cached else None
         if known is not None:
-            return known, maker.make(known.best.candidate).replace(explored=known.tried())
+            return known, maker.make(known.best.candidate).replace(explored=known.summarize())
         found, plan = explore(maker, tried, batch, watch, **more)
         if self.cached:
             remember(key, found)
@@ -109,7 +109,7 @@ class Search:
         if not found:
             raise PartitionError(
                 "no candidate is as asked for",
-                got=f"stages={_told(self.stages)}, microbatches={_told(self.microbatches)}, "
+                got=f"stages={_format(self.stages)}, microbatches={_format(self.microbatches)}, "
                 f"a batch of {batch} on {self.cluster}, traced at {maker.traced_batch} samples",
                 want=f"one of {len(every)} ways",
                 hint="leave --stages or --microbatches open, or name another --batch",
@@ -117,5 +117,5 @@ class Search:
         return found
 
 
-def _told(count: int | None) -> str:
+def _format(count: int | None) -> str:
     return "any" if count is None else str(count)

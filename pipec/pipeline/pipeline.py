@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from pipec.arguments import checked
+from pipec.arguments import check_arguments
 from pipec.compiler.endless import endless
 from pipec.errors import PlanError
 from pipec.frontends.reload import bring_modules
@@ -133,7 +133,7 @@ class Pipeline:
         True
     """
 
-    @checked
+    @check_arguments
     def __init__(
         self,
         plan: Plan,

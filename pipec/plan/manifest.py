@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from pipec.errors import PlanError, listed
+from pipec.errors import PlanError, list_lines
 from pipec.files import check_regular, read_data, text_digest
 from pipec.graph.ir import Source
 from pipec.graph.serialize import dumps
@@ -118,7 +118,7 @@ def check_files(directory: Path, files: Mapping[str, str], *, skip: tuple[str, .
         raise PlanError(
             f"{len(wrong)} file(s) are not those that were compiled",
             where=directory,
-            got=listed(wrong),
+            got=list_lines(wrong),
             hint="compile the model again",
         )
 

@@ -10,7 +10,7 @@ from typing import Self
 
 from torch import fx
 
-from pipec.arguments import checked
+from pipec.arguments import check_arguments
 from pipec.autodiff.model import Training
 from pipec.cluster.cluster import Cluster
 from pipec.cost.table import CostTable
@@ -329,7 +329,7 @@ class Plan:
     explored: tuple[Tried, ...] = ()
     options: Mapping[str, object] = field(default_factory=dict)
 
-    @checked
+    @check_arguments
     def save(self, directory: str | os.PathLike[str], *, force: bool = False) -> None:
         """Write the plan with the artifacts of its target: all of them, or nothing.
 
@@ -342,7 +342,7 @@ class Plan:
         """
         view("plan.save")(self, Path(directory), force=force)
 
-    @checked
+    @check_arguments
     def report(self, path: str | os.PathLike[str], other: "Plan | None" = None) -> Path:
         """Write one HTML page that shows the plan, or how another one differs from it.
 

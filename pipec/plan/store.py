@@ -22,7 +22,7 @@ from typing import Annotated, NotRequired, TypedDict
 
 from msgspec import Meta, convert
 
-from pipec.autodiff.model import Training, shared
+from pipec.autodiff.model import Training, share_training
 from pipec.errors import PlanError
 from pipec.files import read_data
 from pipec.graph.ir import Graph
@@ -148,7 +148,7 @@ def _stages(
             if key not in first:
                 first[key] = own, read_training(directory / GRAPHS / key, allowed, mode)
             original, training = first[key]
-            stage = replace(stage, training=shared(training, original, own))  # noqa: PLW2901
+            stage = replace(stage, training=share_training(training, original, own))  # noqa: PLW2901
         found.append(stage)
     return tuple(found)
 

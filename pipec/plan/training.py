@@ -1,7 +1,7 @@
 """Training graphs on disk: ``graphs/<key>/F.json``, ``B.json``, ``I.json``, ``W.json``.
 
 One folder per distinct differentiated stage, with the names that its first stage gives to what goes
-in and out; those of the others follow from their stage graphs (`pipec.autodiff.model.shared`).
+in and out; `pipec.autodiff.model.share_training` gives those of the others, by their stage graphs.
 """
 
 import hashlib

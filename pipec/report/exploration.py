@@ -39,6 +39,6 @@ def print_exploration(exploration: Exploration, console: Console, top: int = 12)
     )
     for name in BASELINES if best.candidate.trains else BASELINES[:1]:
         base = exploration.baseline(name)
-        lost = "does not fit" if exploration.tried_at_all(name) else "not tried"
+        lost = "does not fit" if exploration.has_tried(name) else "not tried"
         ratio = f"{base.seconds / best.seconds:.2f}x" if base else lost
         console.print(f"speed-up over {name}: {ratio}")

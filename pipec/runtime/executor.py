@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from pipec.errors import ScheduleError, listed
+from pipec.errors import ScheduleError, list_lines
 from pipec.graph.autocast import refuse_autocast
 from pipec.graph.eager import is_absent
 from pipec.graph.ir import InputKind, OutputKind
@@ -480,4 +480,4 @@ class Executor:
 def deadlock(executors: list[Executor]) -> ScheduleError:
     """The error that tells where every device of a stuck round is."""
     waiting = [f"device {e.device}: {e.next_action}" for e in executors if not e.finished]
-    return ScheduleError("no device can go on", got=listed(waiting, len(waiting)))
+    return ScheduleError("no device can go on", got=list_lines(waiting, len(waiting)))

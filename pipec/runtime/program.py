@@ -189,7 +189,7 @@ class Program:
 
 def _stage(plan: Plan, stage: Stage, draws: Draws, *, training: bool) -> StageProgram:
     mine = [c for c in plan.channels if c.src == stage.index]
-    found = stage.training.lowered() if stage.training and training else None
+    found = stage.training.lower() if stage.training and training else None
     hosted = {s.name: s.values for s in plan.slots if s.stage == stage.index}
     forward = found.F if found else lower(stage.graph).graph
     incoming = {c.value: c for c in plan.channels if c.dst == stage.index}

@@ -15,7 +15,7 @@ from itertools import chain
 from typing import cast
 
 from pipec.errors import PipecError, ScheduleError
-from pipec.options import parse_one, spelled, value_of
+from pipec.options import format_options, parse_one, value_of
 from pipec.registry import entries, load
 from pipec.schedule.action import Action
 from pipec.schedule.build import build, check_counts
@@ -80,7 +80,7 @@ def with_options(name: str, **options: object) -> str:
         'interleaved{chunks=4 replicas=2}'
     """
     plain, given = parse_one(name, ScheduleError)
-    return spelled(plain, {**given, **options})
+    return format_options(plain, {**given, **options})
 
 
 def parsed(name: str, given: Mapping[str, str]) -> dict[str, object]:

@@ -10,7 +10,7 @@ from pipec.compiler.facts import trained_bytes
 from pipec.errors import ClusterError, PartitionError, PipecError, ScheduleError
 from pipec.graph.ir import Graph
 from pipec.graph.lower import lower
-from pipec.options import parse_list, parse_one, spelled
+from pipec.options import format_options, parse_list, parse_one
 from pipec.plan.model import Plan
 from pipec.schedule.action import ActionKind
 from pipec.schedule.channels import ChannelKind
@@ -26,11 +26,11 @@ VALUES = st.one_of(
 
 @given(WORDS, st.dictionaries(WORDS, VALUES, max_size=3), WORDS)
 def test_what_is_spelled_is_parsed_back(name: str, options: dict[str, object], other: str) -> None:
-    text = spelled(name, options)
+    text = format_options(name, options)
     found, given_ = parse_one(text, PipecError)
     assert found == name
-    assert spelled(found, given_) == text
-    nested = spelled(other, {"inner": text, "last": 1})
+    assert format_options(found, given_) == text
+    nested = format_options(other, {"inner": text, "last": 1})
     assert parse_list(f"{text}, {nested}", PipecError) == [
         (name, given_),
         (other, {"inner": text, "last": "1"}),

@@ -38,8 +38,8 @@ def test_products_as_autograd_multiplies() -> None:
     counted = count(graph)
     products = [n for n in graph.calls if counter.is_product(n)]
     assert len(products) == 6
-    forward = sum(counter.known(n) for n in products)
-    backward = sum(counted[n.name].backward * counter.known(n) for n in products)
+    forward = sum(counter.count(n) for n in products)
+    backward = sum(counted[n.name].backward * counter.count(n) for n in products)
     with FlopCounterMode(display=False) as true:
         loss = module(x).square().mean()
         assert true.get_total_flops() == forward

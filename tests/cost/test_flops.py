@@ -39,7 +39,7 @@ def counted(module: nn.Module, *args: Tensor, **kwargs: Tensor) -> int:
 
 def known(module: nn.Module, inputs: Any) -> int:
     counter = FlopCounter()
-    return sum(counter.known(n) for n in from_module(module, inputs).graph.calls)
+    return sum(counter.count(n) for n in from_module(module, inputs).graph.calls)
 
 
 def r(*shape: int) -> Tensor:

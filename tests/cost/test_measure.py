@@ -11,7 +11,7 @@ from torch import nn
 from pipec.cli.profile import command
 from pipec.cost.count import count
 from pipec.cost.file import load_costs, save_costs
-from pipec.cost.measure import Measuring, measure, measured_costs
+from pipec.cost.measure import Measuring, measure, measure_costs
 from pipec.cost.table import CostTable
 from pipec.errors import CostError
 from pipec.frontends.torch_module import from_module
@@ -45,7 +45,7 @@ def test_backwards_are_measured_where_a_model_trains() -> None:
     graph = trace(
         module.train(), (torch.randn(4, 3, 32, 32),), loss=loss, source=Source("memory", "")
     )
-    table = measured_costs(graph, {graph.inputs[-1].name: torch.randn(4, 3, 32, 32)}, "cpu", QUICK)
+    table = measure_costs(graph, {graph.inputs[-1].name: torch.randn(4, 3, 32, 32)}, "cpu", QUICK)
     backward = table.backward_of("cpu")
     assert backward == table.backward["cpu"]
     assert all(backward[n.name] > 0 for n in graph.calls if "conv" in n.name or "relu" in n.name)

@@ -26,7 +26,7 @@ from pipec.frontends.torch_module import from_module
 from pipec.plan.model import Plan
 from pipec.report.plan_data import heaviest_nodes
 
-READ = silicon._read
+READ = silicon._read_table
 TINY = 1e-7  # launch of the made-up host: eager 5.1 us, in a graph 5 us
 
 
@@ -69,7 +69,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     table(gpu / "comm" / "nccl" / "1.0", "nccl", nccl)
     (root / "__init__.py").write_text("")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(silicon, "_read", lambda path: json.loads(path.read_text()))
+    monkeypatch.setattr(silicon, "_read_table", lambda path: json.loads(path.read_text()))
     monkeypatch.delitem(sys.modules, silicon.PACKAGE, raising=False)
     silicon.silicon.cache_clear()
     yield gpu
@@ -235,7 +235,7 @@ def test_an_exploration_looks_every_microbatch_up() -> None:
     x = torch.zeros(64, 256, dtype=torch.bfloat16)
     graph = from_module(nn.Linear(256, 256, bias=False).bfloat16(), (x,)).graph
     cluster = silicon.with_tables(parse_cluster("2xa100"), "silicon:a100")
-    made = Maker(Rebatched(graph), cluster, "torch", None, {}).costed(64)
+    made = Maker(Rebatched(graph), cluster, "torch", None, {}).cost_model(64)
     assert made.costs is not None
     assert list(made.costs.of("a100").values()) == pytest.approx([law(64, 256, 256)])
     assert list(made.costs.tabled["a100"]) == [n.name for n in made.graph.calls]
@@ -273,7 +273,7 @@ def test_the_package_itself_times_large_products_within_the_data_sheet(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sys, "path", sys.path[1:])
-    monkeypatch.setattr(silicon, "_read", READ)
+    monkeypatch.setattr(silicon, "_read_table", READ)
     importlib.invalidate_caches()
     if importlib.util.find_spec(silicon.PACKAGE) is None:
         pytest.skip("the extra silicon is not installed")

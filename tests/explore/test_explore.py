@@ -17,7 +17,7 @@ from pipec.cluster.cluster import Cluster, Level, Link, parse_cluster
 from pipec.compiler.endless import round_of
 from pipec.errors import PartitionError, PipecError, PlanError
 from pipec.explore.cache import cache_directory, content_key, recall, remember
-from pipec.explore.candidate import CHUNKS, Candidate, candidates, eased
+from pipec.explore.candidate import CHUNKS, Candidate, candidates, ease_memory
 from pipec.explore.explore import BASELINES, Exploration, explore
 from pipec.explore.make import Maker
 from pipec.explore.predict import Prediction, Predictor
@@ -60,7 +60,7 @@ def test_figures_are_those_of_the_plans(devices: str, names: tuple[str, ...]) ->
     draw = random.Random(0)
     every = ways(made, 48, *names)
     tried = draw.sample(every, min(6, len(every)))
-    tried += [c for base in tried[:1] for c in eased(base)]
+    tried += [c for base in tried[:1] for c in ease_memory(base)]
     predictor, compared = Predictor(made), 0
     for c in tried:
         found = predictor.predict(c, predictor.bound(c))
@@ -172,7 +172,7 @@ def test_nothing_that_was_not_timed_is_faster(devices: str) -> None:
 def test_one_stage_is_compute_plus_all_reduce() -> None:
     made = maker("2xv100")
     found = Predictor(made).predict(Candidate(1, 2, "gpipe", 32, 1))
-    costs = made.costed(32).costs
+    costs = made.cost_model(32).costs
     assert costs is not None
     rows = costs.of("v100"), costs.backward_of("v100")
     compute = sum(sum(row.values()) for row in rows)
@@ -298,7 +298,7 @@ def test_a_model_without_loss_is_run_forward() -> None:
         ("inference", False)
     }
     alone = Predictor(made).predict(Candidate(1, 1, "inference", made.traced_batch, 8))
-    costs = made.costed(made.traced_batch).costs
+    costs = made.cost_model(made.traced_batch).costs
     assert costs is not None
     assert alone.seconds == pytest.approx(8 * sum(costs.of("v100").values()))
     assert alone.reduce_seconds == 0
@@ -379,14 +379,14 @@ def test_where_plans_fail_what_was_not_timed_is(monkeypatch: pytest.MonkeyPatch)
     """Plans of all that was timed are refused: one of the others is found, not an error."""
     made = maker("4xv100", layers=3, batch=2)
     timed = {p.candidate for p in explored(made, 12).predictions if p.possible}
-    planned = Predictor.planned
+    planned = Predictor.simulate
 
     def fail(self: Predictor, c: Candidate, bound: float = 0.0) -> Prediction:
         if c in timed:
             raise PlanError("refused")
         return planned(self, c, bound)
 
-    monkeypatch.setattr(Predictor, "planned", fail)
+    monkeypatch.setattr(Predictor, "simulate", fail)
     assert explored(made, 12).best.candidate not in timed
 
 

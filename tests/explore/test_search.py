@@ -113,7 +113,7 @@ def test_the_plan_is_what_was_chosen(spec: str, tmp_path: Path) -> None:
     assert {len(d) for d in plan.schedule.placement.forward} == {best.replicas}
     assert found.best.planned
     assert fits(plan)
-    assert plan.explored == found.tried()
+    assert plan.explored == found.summarize()
     assert plan.explored[0].why == "chosen"
     emit(plan, tmp_path / "out")
     assert load_plan(tmp_path / "out").explored == plan.explored
@@ -232,6 +232,6 @@ def test_a_model_without_loss_is_planned_for_inference(tmp_path: Path) -> None:
     assert plan.timeline.peak_bytes == found.best.peak_bytes
     assert {p.candidate.schedule for p in found.predictions} == {"inference"}
     emit(plan, tmp_path / "out")
-    assert load_plan(tmp_path / "out").explored == found.tried()
+    assert load_plan(tmp_path / "out").explored == found.summarize()
     with pytest.raises(PartitionError, match="has one schedule"):
         dataclasses.replace(search, schedules=("gpipe",)).run()

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from pipec.autodiff.model import Training
-from pipec.autodiff.rewrite import recomputed
+from pipec.autodiff.rewrite import recompute_values
 from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.driver import make_plan
 from pipec.compiler.fates import Fates
@@ -236,7 +236,7 @@ def test_a_value_less_that_is_recomputed_raises_the_peak() -> None:
     peak = plan_timeline(plan, plan.schedule).peak_bytes[0]
     assert again
     for value in sorted(again):
-        kept = with_training(plan, 0, recomputed(before, again - {value}))
+        kept = with_training(plan, 0, recompute_values(before, again - {value}))
         assert plan_timeline(kept, plan.schedule).peak_bytes[0] > peak
 
 
@@ -358,7 +358,7 @@ def test_recompute_is_priced_in_the_graphs_that_the_schedule_runs(name: str, kin
     fit = fit_of(name)
     again = frozenset({"addmm_1", "clone_1", "clone", "getitem_3", "getitem_6", "gelu"})
     work = fit.foresight.works[1]
-    expected = working_bytes(recomputed(work.training, again))
+    expected = working_bytes(recompute_values(work.training, again))
     assert expected["B"] != max(expected["I"], expected["W"])
     assert fit.foresight.rewrites[1].of(again).alive[0] == max(expected[k] for k in kinds)
 
@@ -396,7 +396,7 @@ def test_working_bytes_are_those_of_the_rewritten_graphs() -> None:
     for share in np.linspace(0, 1, 8):
         decision = np.where(rng.random(len(names)) < share, RECOMPUTE, KEEP)
         again = {names[v] for v in np.flatnonzero(decision)}
-        rewritten = recomputed(training, again)
+        rewritten = recompute_values(training, again)
         more = rewritten.saved_bytes - sum(v.nbytes for v in training.saved if v.name not in again)
         working = working_bytes(rewritten)
         assert told(decision).alive == max(working.values())

@@ -142,7 +142,7 @@ def test_unlike_devices_and_free_order() -> None:
 def test_reordered_cluster_keeps_each_pairs_link() -> None:
     own = Link(1.0, 0.0)
     cluster = Cluster(parse_cluster("a100,v100,h100").devices, {(0, 2): own})
-    turned = cluster.reordered([2, 0, 1])
+    turned = cluster.reorder([2, 0, 1])
     assert [d.kind for d in turned.devices] == ["h100", "a100", "v100"]
     assert turned.link(0, 1) is own
 

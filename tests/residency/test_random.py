@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from pipec.autodiff.recompute import is_random, views
-from pipec.autodiff.rewrite import lineage, recomputed
+from pipec.autodiff.rewrite import lineage, recompute_values
 from pipec.compiler.residency import saved_in_order
 from pipec.compiler.tolerance import SAME_KERNELS, rounding_tolerance
 from pipec.compiler.verify_training import compare_gradients
@@ -42,7 +42,7 @@ def everything_again(plan: Plan) -> Plan:
             steps = [n for n in lineage(training, name, kept) if n.op == "call_function"]
             if steps and not any(map(is_random, steps)):
                 again.add(name)
-        stages.append(replace(stage, training=recomputed(training, again)))
+        stages.append(replace(stage, training=recompute_values(training, again)))
     return plan.replace(stages=tuple(stages))
 
 

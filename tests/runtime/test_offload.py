@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from pipec.autodiff.rewrite import offloaded
+from pipec.autodiff.rewrite import offload
 from pipec.compiler.facts import plan_facts
 from pipec.compiler.reside import through_host
 from pipec.plan.model import HostSlot, Plan, StageTiming
@@ -65,7 +65,7 @@ def hosted(plan: Plan, every: int, depth: int) -> Plan:
         mine = stage.training.saved[::every]
         names, size = tuple(v.name for v in mine), sum(v.nbytes for v in mine)
         slots.append(HostSlot(f"s{stage.index}.host0", stage.index, names, size, depth))
-        stages.append(replace(stage, training=offloaded(stage.training, {slots[-1].name: names})))
+        stages.append(replace(stage, training=offload(stage.training, {slots[-1].name: names})))
     return plan.replace(stages=tuple(stages), slots=tuple(slots))
 
 

@@ -148,7 +148,7 @@ def phases_of(training: Training, draws: Draws | None = None) -> Phases:
 
     Its random ops have these numbers in the model, from 0 on if it is the whole model.
     """
-    low = training.lowered()
+    low = training.lower()
     rules = {**RULES, **_DROPOUT, **_layer_norm_rules(low.F)}
     backward = _pruned(floating_masks(low.B, rewritten(low.B, rules)))
     read = {i.name for i in backward.inputs_of(InputKind.SAVED)}

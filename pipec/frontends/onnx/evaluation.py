@@ -9,7 +9,7 @@ import torch
 from onnx import NodeProto
 from torch import Tensor
 
-from pipec.errors import FrontendError, PipecError, first_line, listed
+from pipec.errors import FrontendError, PipecError, first_line, list_lines
 from pipec.frontends.onnx.frame import Frame
 from pipec.frontends.onnx.interpreter import Interpreter
 from pipec.frontends.onnx.reader import ModelFile
@@ -211,7 +211,7 @@ class _Run:
         return FrontendError(
             f"{len(self.refusals)} ONNX node(s) cannot be translated",
             where=self.model.where,
-            got=listed(self.refusals),
+            got=list_lines(self.refusals),
             hint=hint,
         )
 
