@@ -124,6 +124,8 @@ def candidates(
     *,
     trains: bool = True,
     asynchronous: bool = False,
+    microbatches: int | None = None,
+    microbatch: int | None = None,
 ) -> Iterator[Candidate]:
     """Every candidate for one batch, plain data parallelism, GPipe and 1F1B among them.
 
@@ -131,7 +133,8 @@ def candidates(
 
     Devices stand in every order of `device_orders`, and the first of them are used: with one device
     more, all candidates are there that were there before. Replicas and microbatches divide the
-    batch evenly; microbatch counts stop at eight per stage, where bubbles are small.
+    batch evenly; microbatch counts that are not fixed stop at eight per stage, where bubbles are
+    small.
 
     Args:
         cluster: The devices.
@@ -140,6 +143,8 @@ def candidates(
         trains: Whether there is a backward pass; else there is one schedule.
         asynchronous: Whether schedules without a flush are among those of the devices' family: of
             one pipeline, for they have replicas of their own (`pipec.compiler.replicate`).
+        microbatches: Microbatches of one step over all replicas, if they are fixed.
+        microbatch: Samples of one microbatch, if they are fixed.
 
     Raises:
         PartitionError: The batch is empty.
@@ -151,12 +156,19 @@ def candidates(
     names = schedules or family if trains else (INFERENCE,)
     alone = "1f1b" if trains else INFERENCE
     for depth, replicas in _shapes(cluster.size, batch):
-        counts = _counts(batch // replicas, depth)
+        samples = batch // replicas
+        counts: Sequence[int] = range(1, min(samples, 8 * depth) + 1)
+        if microbatches is not None:
+            counts = [microbatches // replicas] if microbatches % replicas == 0 else []
+        elif microbatch is not None:
+            counts = [samples // microbatch]
+        counts = [m for m in counts if m > 0 and samples % m == 0]
+        counts = [m for m in counts if microbatch in (None, samples // m)]
         tried = names if depth > 1 else (alone,)
         ways = _ways(cluster, depth, replicas)
         for (order, adjacent), schedule, m in product(ways, tried, counts):
             c = Candidate(
-                depth, replicas, schedule, batch // replicas // m, m, adjacent=adjacent, order=order
+                depth, replicas, schedule, samples // m, m, adjacent=adjacent, order=order
             )
             if not c.asynchronous or (replicas == 1 and c.stages * c.apart == depth):
                 yield c
@@ -235,8 +247,3 @@ def _shapes(devices: int, batch: int) -> list[tuple[int, int]]:
         for replicas in range(1, devices // depth + 1)
         if batch % replicas == 0
     ]
-
-
-def _counts(samples: int, depth: int) -> list[int]:
-    """Numbers of microbatches: divisors of ``samples`` up to eight per stage."""
-    return [m for m in range(1, min(samples, 8 * depth) + 1) if samples % m == 0]

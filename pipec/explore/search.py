@@ -97,22 +97,20 @@ class Search:
                 want="a schedule of training",
                 hint="explore the model without its loss: pipec compile --inference",
             )
-        more = self.asynchronous
-        every = list(candidates(self.cluster, batch, names, trains=maker.trains, asynchronous=more))
-        found = [
-            c
-            for c in every
-            if self.stages in (None, c.stages)
-            and self.microbatches in (None, c.microbatches * c.replicas)
-            and (self.model.spec or c.microbatch == maker.traced_batch)
-        ]
+        kept = None if self.model.spec else maker.traced_batch
+        every = candidates(
+            self.cluster, batch, names, trains=maker.trains, asynchronous=self.asynchronous,
+            microbatches=self.microbatches, microbatch=kept,
+        )  # fmt: skip
+        found = [c for c in every if self.stages in (None, c.stages)]
         if not found:
             raise PartitionError(
                 "no candidate is as asked for",
                 got=f"stages={_format(self.stages)}, microbatches={_format(self.microbatches)}, "
                 f"a batch of {batch} on {self.cluster}, traced at {maker.traced_batch} samples",
-                want=f"one of {len(every)} ways",
-                hint="leave --stages or --microbatches open, or name another --batch",
+                want="stages for which there are devices, and microbatches that divide the batch",
+                hint="leave --stages or --microbatches open, or name another --batch"
+                + (f"; a model in memory keeps its microbatch of {kept} samples" if kept else ""),
             )
         return found
 

@@ -208,6 +208,20 @@ def test_nothing_as_asked_for_is_told() -> None:
         dataclasses.replace(search, batch=0).run()
 
 
+def test_a_number_of_microbatches_that_is_fixed_is_tried_however_large() -> None:
+    """Eight per stage bound only what exploration itself chooses."""
+    maker = maker_of("2xv100", 64, 2, 4)
+    search = Search(maker.model, maker.cluster, cached=False, schedules=("1f1b",))
+    found, _ = dataclasses.replace(search, microbatches=64).run()
+    assert {p.candidate.microbatches * p.candidate.replicas for p in found.predictions} == {64}
+    assert {p.candidate.depth for p in found.predictions} == {1, 2}
+    alone = dataclasses.replace(search, model=dataclasses.replace(maker.model, spec=""))
+    kept, _ = dataclasses.replace(alone, batch=34 * maker.traced_batch).run()
+    assert {p.candidate.microbatch for p in kept.predictions} == {maker.traced_batch}
+    with pytest.raises(PartitionError, match="a model in memory keeps its microbatch"):
+        dataclasses.replace(alone, batch=34 * maker.traced_batch + 1).run()
+
+
 def test_nothing_that_can_be_made_is_told() -> None:
     maker = maker_of("2xv100", 64, 2, 4)
     with pytest.raises(PartitionError, match="no candidate fits"):
