@@ -93,7 +93,7 @@ def our_units(layers: Sequence[Folded], target: int, precision: str = "int8") ->
     """Units of pipec's factors for a target; None if a layer cannot reach it."""
     total = 0
     for layer in layers:
-        nest = layer.nest.folded(layer, target, precision).nest
+        nest = layer.nest.fold(layer, target, precision).nest
         assert isinstance(nest, Mvu)
         if nest.n * nest.nf * nest.sf > target:
             return None

@@ -39,7 +39,7 @@ from pipec.backends.fpga.memory import items_of, logic
 from pipec.backends.fpga.numbers import bits_of
 from pipec.backends.fpga.search import Board
 from pipec.backends.fpga.training.kernels import networks_of
-from pipec.backends.fpga.training.phases import Phases, phases_of, saved_name
+from pipec.backends.fpga.training.phases import Phases, name_saved, phases_of
 from pipec.cluster.cluster import parse_cluster
 from pipec.cluster.device import ram_bits
 from pipec.graph.ir import InputKind, OutputKind, nbytes, op_name, origin, tensor, tensors
@@ -157,7 +157,7 @@ class Model:
 
     def taken(self, layer: Layer, target: int) -> tuple[float, float, int]:
         """DSPs, bits and busy cycles of a layer folded for an interval."""
-        made = layer.nest.folded(layer, target, self.precision)
+        made = layer.nest.fold(layer, target, self.precision)
         engines = build(layer, made, self.precision).engines
         bits = sum(i.width * i.depth for e in engines for i in items_of(e))
         return sum(logic(e).dsp for e in engines), float(bits), max(map(busy_cycles, engines))
@@ -168,7 +168,7 @@ class Model:
         found = [0.0] * len(self.units)
         nodes = self.phases.F.nodes
         for i in self.phases.B.inputs_of(InputKind.SAVED):
-            source = nodes.get(i.name.removeprefix(saved_name("")))
+            source = nodes.get(i.name.removeprefix(name_saved("")))
             unit = self.place.get(str(origin(source)), 0) if source is not None else 0
             node = self.phases.B.node(i.node)
             found[unit] += 2 * nbytes(node) * self.element / tensor(node).element_size()

@@ -103,7 +103,7 @@ def checked(truth: Truth, runner: TrainedRunner, source: Graph) -> tuple[list[Co
     stage, yielded = truth.stage, truth.forward
     runner.begin(1)
     outputs = runner.forward(0, truth.arrived)
-    saved = runner.saved(0)
+    saved = runner.read_saved(0)
     loss = {} if stage.loss is None or yielded.loss is None else {stage.loss: yielded.loss}
     found = compared(outputs, {**yielded.values, **yielded.buffers, **loss}, "value", stage.index)
     sent = runner.backward(0, {n: g for n, g in truth.given.items() if n != stage.loss})

@@ -35,7 +35,7 @@ from pipec.backends.fpga.training.artifacts import KERNELS, emit_stage
 from pipec.backends.fpga.training.kernels import networks_of
 from pipec.backends.fpga.training.phases import gradient_name, phases_of
 from pipec.backends.fpga.training.run import TrainedRunner, load_training
-from pipec.backends.fpga.training.stage import TrainedStage, trained_stage
+from pipec.backends.fpga.training.stage import TrainedStage, make_stage
 from pipec.backends.fpga.training.update import WORDS_MOVED, Sgd
 from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.sizes import run_graph
@@ -78,7 +78,7 @@ def part_of(name: str, board: Board) -> Part:
     stages = [extract(model, piece, f"Stage{k}") for k, piece in enumerate(pieces)]
     phases = [phases_of(t) for t in differentiate(model, stages, portable=True)]
     networks = networks_of(phases, PRECISION)
-    trained = trained_stage(phases[1], networks[1], board, "stage1", IN_FLIGHT)
+    trained = make_stage(phases[1], networks[1], board, "stage1", IN_FLIGHT)
     origins = frozenset(str(origin(n)) for n in stages[1].calls)
     return Part(model, stages[1], trained, origins)
 

@@ -40,13 +40,7 @@ from pathlib import Path
 
 from pipec.backends.fpga.arithmetic import step_cost
 from pipec.backends.fpga.engines.parts import Memory, Resources
-from pipec.backends.fpga.memory import (
-    CHOICE_LUT,
-    SHIFT_REGISTER,
-    Item,
-    fifo_logic,
-    with_control,
-)
+from pipec.backends.fpga.memory import CHOICE_LUT, SHIFT_REGISTER, Item, fifo_logic, with_control
 
 FOLDER = Path(__file__).resolve().parents[2] / "shared" / "data" / "vitis"
 STEPS = {
@@ -248,7 +242,7 @@ def fifo(line: Line) -> Resources:
     width, depth = int(line["bits"]), int(line["depth"])
     found = fifo_logic(width, depth)
     if depth > SHIFT_REGISTER and not float(line["BRAM_18K"] or 0):
-        found = found + Item("", "", width, depth).taken(Memory.LUT)
+        found = found + Item("", "", width, depth).cost_in(Memory.LUT)
     return found
 
 
@@ -263,7 +257,7 @@ def memory(line: Line, copies: int) -> Resources:
     width, words = int(line["bits"]) * int(line["banks"]), int(line["words"])
     if copies > 1 and words <= PACKED:
         words = 1 << (words - 1).bit_length()
-    return Item("", "", width, copies * words).taken(place)
+    return Item("", "", width, copies * words).cost_in(place)
 
 
 @dataclass(frozen=True)

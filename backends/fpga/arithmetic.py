@@ -16,7 +16,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from pipec.backends.fpga.numbers import bits_of, fixed_point, kind_of
+from pipec.backends.fpga.numbers import bits_of, kind_of, parse_fixed
 from pipec.cluster.presets import DSP_PER_MAC
 
 N = TypeVar("N", int, NDArray[np.int64])
@@ -146,7 +146,7 @@ def step_cost(op: str, dtype: str) -> tuple[float, float, int]:
     What is no fixed point is computed in float32, and so are functions.
     """
     native = {"mul": 2, "square": 2, "leaky_relu": 2, "add": 1, "sub": 1, "rsub": 1}
-    if fixed_point(dtype) is None or (op in _STEPS and op not in native):
+    if parse_fixed(dtype) is None or (op in _STEPS and op not in native):
         return _STEPS.get(op, (0, 80, PICK))
     width = bits_of(dtype)
     if native.get(op) == 2:

@@ -54,7 +54,7 @@ def _texts(stage: Path, texts: Mapping[str, str]) -> Iterator[str]:
         if path.relative_to(stage).as_posix() not in made:
             yield f"{path.relative_to(stage)}: there is no such file in this stage"
     for name, text in made.items():
-        lines = zip_longest(_read(stage / name).splitlines(), text.splitlines())
+        lines = zip_longest(_read_text(stage / name).splitlines(), text.splitlines())
         for number, (got, want) in enumerate(lines, 1):
             if got != want:
                 said = ("no line" if line is None else line.strip() for line in (got, want))
@@ -62,7 +62,7 @@ def _texts(stage: Path, texts: Mapping[str, str]) -> Iterator[str]:
                 break
 
 
-def _read(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:

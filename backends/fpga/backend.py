@@ -17,11 +17,11 @@ from pipec.backends.fpga.csim.run import CSimulation, check_timing, load_stages,
 from pipec.backends.fpga.cutting.joint import joint_cut
 from pipec.backends.fpga.cycles import cycles_of, engines_of
 from pipec.backends.fpga.designs import designs_of, device_of, folders_of, link_behind, types_of
-from pipec.backends.fpga.inference import accuracy_of, emit_inference, told
-from pipec.backends.fpga.lowering.types import named_types
+from pipec.backends.fpga.inference import accuracy_of, describe, emit_inference
+from pipec.backends.fpga.lowering.types import parse_types
 from pipec.backends.fpga.numbers import MINIMUM
 from pipec.backends.fpga.quantise.bound import Bound, tolerance_of
-from pipec.backends.fpga.quantise.samples import RANDOM, input_ranges, kept_frame, source_of
+from pipec.backends.fpga.quantise.samples import RANDOM, input_ranges, read_kept, source_of
 from pipec.backends.fpga.search import Board
 from pipec.backends.fpga.stagejson import read_design, read_record
 from pipec.backends.fpga.timing import stage_timing
@@ -140,11 +140,11 @@ class FpgaBackend(Backend):
         folders = folders_of(plan, directory)
         if plan.trains:
             return Emitted(load_training(folders), MINIMUM)
-        tolerance, bounds = _emitted_errors(plan, folders)
+        tolerance, bounds = _read_tolerances(plan, folders)
         stages = load_stages(folders)
         for folder in folders:
             audit.check(folder)
-        return Emitted(stages, tolerance, bounds, lambda seed: kept_frame(directory, seed))
+        return Emitted(stages, tolerance, bounds, lambda seed: read_kept(directory, seed))
 
     def compare_training(
         self,
@@ -267,11 +267,11 @@ class FpgaBackend(Backend):
         found, precision = accuracy_of(folders_of(plan, directory)), types_of(plan).precision
         if not found:
             return (f"{precision}: what it loses was not measured (no C++ compiler)",)
-        bounds = _emitted_errors(plan, folders_of(plan, directory))[1]
+        bounds = _read_tolerances(plan, folders_of(plan, directory))[1]
         return [
             f"{precision}, ranges from {source_of(plan)}; {found[0].frames} frames in C "
             f"simulation against float32",
-            *(f"  stage {a.stage}, {told(a, bounds[a.value])}" for a in found),
+            *(f"  stage {a.stage}, {describe(a, bounds[a.value])}" for a in found),
         ]
 
     def prepared(
@@ -283,7 +283,7 @@ class FpgaBackend(Backend):
             BackendError: Frames to calibrate with are given, and nothing is quantised; or there is
                 no such precision.
         """
-        if named_types(str(settings["precision"])).narrow:
+        if parse_types(str(settings["precision"])).narrow:
             return {**settings, "input_ranges": input_ranges(example_inputs)}
         if settings["calibrate"] != RANDOM:
             raise BackendError(
@@ -310,7 +310,7 @@ class FpgaBackend(Backend):
         return FpgaCost()
 
 
-def _emitted_errors(plan: Plan, folders: Sequence[Path]) -> tuple[float, dict[str, Allowed]]:
+def _read_tolerances(plan: Plan, folders: Sequence[Path]) -> tuple[float, dict[str, Allowed]]:
     """The tolerance that the stages themselves tell, and that of values in narrow numbers."""
     records = [read_record(folder) for folder in folders]
     bounds = [Bound.of_json(k, b) for k, r in enumerate(records) for b in r.get("bounds", ())]

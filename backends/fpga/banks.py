@@ -105,8 +105,8 @@ def with_banks(design: StageDesign, device: Device) -> StageDesign | None:
         for name in slots
     }
     free = dict.fromkeys(banks_of(device.fpga), SLOTS)
-    where = assigned(slots, free, sizes, memory_ports(device).room)
-    return None if where is None else _slotted(design, slots, where, rounds)
+    where = assign_banks(slots, free, sizes, memory_ports(device).room)
+    return None if where is None else _pace_by_slots(design, slots, where, rounds)
 
 
 def with_slots(
@@ -138,16 +138,16 @@ def with_slots(
         wanted: dict[str, int] = defaultdict(int)
         for port in movers:
             wanted[port.group] += slots[port.engine]
-        banked = assigned(wanted, free, known=known)
+        banked = assign_banks(wanted, free, known=known)
         if banked is not None:
             where = {p.engine: banked[p.group] for p in movers}
-            found = _slotted(design, slots, where, rounds, 1e6 * design.clock_mhz / interval)
+            found = _pace_by_slots(design, slots, where, rounds, 1e6 * design.clock_mhz / interval)
             return dataclasses.replace(found, interval=max(interval, busiest(found)[0]))
         interval = math.ceil(interval * _STEP)
     return None
 
 
-def _slotted(
+def _pace_by_slots(
     design: StageDesign,
     slots: Mapping[str, int],
     where: Mapping[str, str],
@@ -176,7 +176,7 @@ def _slotted(
     return dataclasses.replace(design, engines=tuple(engines.values()), ddr=tuple(ports))
 
 
-def assigned(
+def assign_banks(
     slots: Mapping[str, int],
     free: Mapping[str, int],
     sizes: Mapping[str, int] | None = None,

@@ -12,7 +12,7 @@ port -> send -> link (flight) -> drain -> port      a packet's first token needs
 
 from collections.abc import Iterator, Sequence
 
-from pipec.backends.fpga.cycles import Simulated, measured, network_of
+from pipec.backends.fpga.cycles import Simulated, measure_cycles, network_of
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.links import (
     PACKET,
@@ -22,7 +22,7 @@ from pipec.backends.fpga.links import (
     in_packets,
     sending_cycles,
 )
-from pipec.backends.fpga.runs import Loop, Run, Runs, cleaned
+from pipec.backends.fpga.runs import Loop, Run, Runs, clean
 from pipec.backends.fpga.simulator.native import Process
 from pipec.backends.fpga.wire import ports_of
 from pipec.cluster.cluster import Link
@@ -33,7 +33,7 @@ SLACK = 8
 """Tokens that each end of a link holds; those in flight have room where they arrive."""
 
 
-def paced(beats: int, cycles: int) -> Runs:
+def pace(beats: int, cycles: int) -> Runs:
     """``beats`` firings, evenly over ``cycles`` (one per cycle if there are fewer).
 
     Example:
@@ -47,7 +47,7 @@ def paced(beats: int, cycles: int) -> Runs:
     between = beats // late - 1
     body = (Run(1, base + 1, 1, 1), Run(between, base, 1, 1))
     rest = beats - late * (between + 1)
-    return cleaned((Loop(late, body), Run(rest, base, 1, 1)))
+    return clean((Loop(late, body), Run(rest, base, 1, 1)))
 
 
 def cycles_of_boards(designs: Sequence[StageDesign], links: Sequence[Link]) -> StageCycles:
@@ -62,7 +62,7 @@ def cycles_of_boards(designs: Sequence[StageDesign], links: Sequence[Link]) -> S
     ways, depths, initial = list[Process](), dict[str, int](), dict[str, int]()
     joined: dict[tuple[str, str], str] = {}
     for k, link in enumerate(links):
-        for (way, deep, held), ends in _led(designs[k], designs[k + 1], link, k):
+        for (way, deep, held), ends in _connect(designs[k], designs[k + 1], link, k):
             ways += way
             depths |= deep
             initial |= held
@@ -77,10 +77,10 @@ def cycles_of_boards(designs: Sequence[StageDesign], links: Sequence[Link]) -> S
             stages.append(Process(f"{stage}.{p.name}", p.table, reads, writes, p.depth))
         depths |= {f"{stage}.{s}": depth for s, depth in deep.items()}
         initial |= {f"{stage}.{s}": tokens for s, tokens in held.items()}
-    return measured("all boards", clocks.pop(), [*stages, *ways], depths, initial)
+    return measure_cycles("all boards", clocks.pop(), [*stages, *ways], depths, initial)
 
 
-def _led(
+def _connect(
     here: StageDesign, there: StageDesign, link: Link, k: int
 ) -> Iterator[tuple[Simulated, tuple[tuple[str, str], tuple[str, str]]]]:
     """What leads each value from stage k to the next, and the ports that its ends join."""
@@ -91,7 +91,7 @@ def _led(
     cycles, flight = sending_cycles([*shared.values()], link, clock), flight_cycles(link, clock)
     packets = in_packets([*shared.values()])
     for value, frame in shared.items():
-        name, table = f"link{k}.{value}", paced(frame.tokens, cycles)
+        name, table = f"link{k}.{value}", pace(frame.tokens, cycles)
         if packets:
             way = _in_packets(name, table, frame, flight)
         else:
@@ -109,10 +109,10 @@ def _in_packets(name: str, table: Runs, frame: Frame, flight: int) -> Simulated:
     size = PACKET * frame.per_beat
     full, rest = divmod(frame.tokens, size)
     each = [(full, size), (1, rest)]
-    sent = cleaned(
+    sent = clean(
         [Loop(k, (Run(min(n, 1), 1, 0b11, 1), Run(max(n - 1, 0), 1, 0b01, 1))) for k, n in each]
     )
-    drained = cleaned(
+    drained = clean(
         [Loop(k, (Run(max(n - 1, 0), 1, 1, 0b01), Run(min(n, 1), 1, 1, 0b11))) for k, n in each]
     )
     ends = {f"{name}.{end}": SLACK for end in ("out", "in")}

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pipec.backends.fpga.numbers import fixed_point, int8_format
+from pipec.backends.fpga.numbers import int8_format, parse_fixed
 from pipec.errors import BackendError
 
 _WORDS = """
@@ -26,7 +26,7 @@ TYPES = {
     "float32": "float", "bfloat16": "bfloat16", "float16": "float16", "int32": "int32_t",
     "int16": "int16_t", "int8": "int8_t", "rescale": "rescale",
 }  # fmt: skip
-"""Element type of a stream to its C++ type; see `fixed_point` for the others."""
+"""Element type of a stream to its C++ type; see `parse_fixed` for the others."""
 
 _WIDEST = 24
 """Bits of the widest fixed-point number: float32 holds it, 63 bits any sum of its products."""
@@ -38,7 +38,7 @@ def cpp_type(dtype: str) -> str:
     Raises:
         BackendError: No C++ is emitted for it.
     """
-    found = fixed_point(dtype)
+    found = parse_fixed(dtype)
     if found is not None and 0 < found[1] <= found[0] <= _WIDEST:
         return f"fixed<{found[0]}, {found[1]}>"
     scaled = int8_format(dtype)

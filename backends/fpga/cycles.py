@@ -23,7 +23,7 @@ from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.engines.base import run_table
 from pipec.backends.fpga.fifo import busiest
 from pipec.backends.fpga.runs import Run, cycles
-from pipec.backends.fpga.simulator.native import Flow, Process, Trace, in_flight, simulate, written
+from pipec.backends.fpga.simulator.native import Flow, Process, Trace, in_flight, simulate, writes
 from pipec.backends.fpga.wire import ports_of
 from pipec.compiler.cycles import EngineCycles, StageCycles
 from pipec.errors import BackendError
@@ -56,7 +56,7 @@ def steady_state(
     held, capped = initial or {}, dict(depths)
     for process in processes:
         own = in_flight(process, rigid=rigid)
-        for name, per_frame in written(process).items():
+        for name, per_frame in writes(process).items():
             slots = max(2 * per_frame + held.get(name, 0), 1)
             capped[name] = min(depths.get(name, 1), slots - own)
     while True:
@@ -89,7 +89,7 @@ def network_of(design: StageDesign) -> Simulated:
     return found, {n: s.depth for n, s in streams}, {n: s.initial for n, s in streams}
 
 
-def simulated(design: StageDesign) -> StageDesign:
+def simulate_design(design: StageDesign) -> StageDesign:
     """The design, its FIFOs sized, with its interval and latency simulated by handshakes.
 
     Raises:
@@ -117,10 +117,10 @@ def cycles_of(design: StageDesign) -> StageCycles:
     Raises:
         BackendError: Its FIFO depths deadlock.
     """
-    return measured(design.name, design.clock_mhz, *network_of(design))
+    return measure_cycles(design.name, design.clock_mhz, *network_of(design))
 
 
-def measured(
+def measure_cycles(
     name: str,
     clock_mhz: float,
     processes: Sequence[Process],
@@ -220,7 +220,7 @@ class _Trials:
     interval: int
     budget: int
 
-    def run(self, depths: Mapping[str, int]) -> Trace:
+    def simulate(self, depths: Mapping[str, int]) -> Trace:
         trace = steady_state(self.processes, depths, self.initial)
         self.budget -= sum(flow.tokens for flow in trace.flows.values())
         return trace
@@ -228,7 +228,7 @@ class _Trials:
     def keeps(self, depths: dict[str, int]) -> bool:
         """Whether these depths are seen to reach the interval; they are the best so far then."""
         try:
-            good = self.budget > 0 and self.run(depths).interval <= self.interval
+            good = self.budget > 0 and self.simulate(depths).interval <= self.interval
         except BackendError:  # it deadlocks
             return False
         self.best = depths if good else self.best
@@ -240,18 +240,18 @@ class _Trials:
 
     def grow(self, least: int) -> None:
         """Deepen the streams that are full, until the interval is the least or gains nothing."""
-        trace = self.run(self.best)
+        trace = self.simulate(self.best)
         self.interval = trace.interval
         while self.interval > least and self.budget > 0:
             full = {s for s, flow in trace.flows.items() if flow.last_full}
             depths = {s: 2 * n if s in full else n for s, n in self.best.items()}
-            trace = self.run(depths)
+            trace = self.simulate(depths)
             if trace.interval >= self.interval:
                 return
             self.interval, self.best = trace.interval, depths
 
 
-def shrunk(design: StageDesign, budget: int = BUDGET) -> StageDesign:
+def shrink_fifos(design: StageDesign, budget: int = BUDGET) -> StageDesign:
     """The design with the least FIFO depths that keep its interval, and simulated cycles.
 
     Where the interval is above the busiest engine's, full streams are deepened first. Then all
@@ -266,16 +266,16 @@ def shrunk(design: StageDesign, budget: int = BUDGET) -> StageDesign:
     trials.grow(busiest(design)[0])
     full = trials.best
 
-    def scaled(percent: int) -> dict[str, int]:
+    def scale(percent: int) -> dict[str, int]:
         return {s: max(n * percent // 100, min(n, FREE_DEPTH)) for s, n in full.items()}
 
     def with_depth(stream: str, depth: int) -> dict[str, int]:
         return {**trials.best, stream: depth}
 
-    trials.least(0, 100, scaled)
+    trials.least(0, 100, scale)
     bits = {n: s.token_bits for n, s in design.streams.items()}
     for name in sorted(full, key=lambda n: -trials.best[n] * bits[n]):
         if trials.best[name] > FREE_DEPTH:
             trials.least(FREE_DEPTH, trials.best[name], partial(with_depth, name))
     streams = {n: dataclasses.replace(s, depth=trials.best[n]) for n, s in design.streams.items()}
-    return simulated(dataclasses.replace(design, streams=streams))
+    return simulate_design(dataclasses.replace(design, streams=streams))

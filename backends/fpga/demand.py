@@ -3,7 +3,7 @@
 The network is folded for the target; each engine counts for the placement unit that its node
 belongs to. Weights of a layer may lie on chip, in LUT, block or Ultra RAM each, or be streamed
 from DDR with buffers of several sizes: these are the options of the layer, and units fit a board
-if some choice of options does: a multiple-choice knapsack, in which `Demand.streamed` chooses.
+if some choice of options does: a multiple-choice knapsack, in which `Demand.choose` chooses.
 """
 
 import dataclasses
@@ -23,8 +23,8 @@ from pipec.backends.fpga.engines.memory import Load
 from pipec.backends.fpga.engines.mvu import Mvu
 from pipec.backends.fpga.engines.network import Network
 from pipec.backends.fpga.engines.parts import Memory
-from pipec.backends.fpga.fifo import deepened
-from pipec.backends.fpga.folding import Built, built_at, design_at
+from pipec.backends.fpga.fifo import deepen_fifos
+from pipec.backends.fpga.folding import Built, build_for, design_at
 from pipec.backends.fpga.memory import (
     KINDS,
     Item,
@@ -110,12 +110,12 @@ class Option:
     held: tuple[Item, ...] = ()
     ported: bool = False
 
-    def fixed(self, period: int) -> tuple[float, ...]:
+    def sum_fixed(self, period: int) -> tuple[float, ...]:
         """What it takes besides memories, [resources], slots in rounds of so many cycles."""
         slots = sum(slots_for(rate, period) for rate in self.rates)
         return (self.dsp, self.lut, self.bram, 0.0, slots)
 
-    def carried(self, period: int) -> bool:
+    def fits_ports(self, period: int) -> bool:
         """Whether a memory port alone is quick enough for each client."""
         return all(slots_for(rate, period) <= SLOTS for rate in self.rates)
 
@@ -130,7 +130,7 @@ class Option:
 def fit(options: Sequence[Option], room: Room) -> list[Memory] | Shortage:
     """A kind of memory for every item of some options, or what they exceed of a board together."""
     ported = any(o.ported for o in options)
-    used = np.sum([o.fixed(room.period) for o in options], axis=0) + ported * room.shell
+    used = np.sum([o.sum_fixed(room.period) for o in options], axis=0) + ported * room.shell
     flip_flops = sum(o.ff for o in options) + ported * room.shell_ff
     sums = zip(NAMES, (*used, flip_flops), (*room.most, room.ff), strict=True)
     exceeded = [told for each in sums for told in too_much(*each)]
@@ -185,7 +185,7 @@ class Demand:
         """Of some units only, [units]."""
         return dataclasses.replace(self, groups=tuple(g for g in self.groups if units[g.unit]))
 
-    def streamed(
+    def choose(
         self, room: Room, attempt: Callable[[Choice], T | Shortage], lacks: Shortage
     ) -> T | Shortage:
         """What comes of the first choice of layers to stream that fits.
@@ -205,7 +205,7 @@ class Demand:
         """
         groups = list[Group]()
         for g in self.groups:  # without ways for which a memory port is too slow
-            ways = (o for o in g.options[1:] if o.carried(room.period))
+            ways = (o for o in g.options[1:] if o.fits_ports(room.period))
             groups.append(dataclasses.replace(g, options=(g.options[0], *ways)))
         demand, found = dataclasses.replace(self, groups=tuple(groups)), cast("T | Shortage", lacks)
         if not lacks.of_memory or all(len(g.options) == 1 for g in groups):
@@ -238,7 +238,7 @@ class Demand:
         items = [(k, item) for k, o in enumerate(options) for item in (*o.items, *o.held)]
         count, limit = len(options), np.append(room.most - room.shell, room.lut_memory)
         use = np.zeros((len(limit), count + 3 * len(items)))
-        use[:-1, :count] = np.array([o.fixed(room.period) for o in options]).T
+        use[:-1, :count] = np.array([o.sum_fixed(room.period) for o in options]).T
         costs = np.array([item.costs for _, item in items]).reshape(-1, 3)
         at = count + 3 * np.arange(len(items))
         for kind in range(3):
@@ -296,7 +296,7 @@ class Demand:
         on_chip = fit([g.options[0] for g in self.groups], room)
         if not isinstance(on_chip, Shortage):
             return True
-        return not isinstance(self.streamed(room, lambda c: fit(c, room), on_chip), Shortage)
+        return not isinstance(self.choose(room, lambda c: fit(c, room), on_chip), Shortage)
 
 
 @dataclass
@@ -346,7 +346,7 @@ class Demands:
         return self.unit_of[engine.node]
 
     def _demand(self, target: int) -> Demand:
-        design = deepened(self.design(target))
+        design = deepen_fifos(self.design(target))
         engines = {e.name: e for e in design.engines}
         late = np.zeros(self.units, dtype=bool)
         plain: dict[int, Option] = {}
@@ -366,13 +366,13 @@ class Demands:
         groups = [Group(unit, "", (option,)) for unit, option in plain.items()]
         for name, chip in chips.items():
             unit = self.unit_of.get(self._dense[name].node, 0)
-            groups.append(Group(unit, name, (chip, *self._streamed(name, target))))
+            groups.append(Group(unit, name, (chip, *self._stream_options(name, target))))
         return Demand(tuple(groups), late)
 
     def _engines(self, name: str, target: int, block: int) -> Engines:
-        return built_at(self._dense[name], target, self.precision, block, self._built).engines
+        return build_for(self._dense[name], target, self.precision, block, self._built).engines
 
-    def _streamed(self, name: str, target: int) -> list[Option]:
+    def _stream_options(self, name: str, target: int) -> list[Option]:
         """The layer with streamed weights, where it meets the target so.
 
         A block's results leave together and wait for their reader, and so long waits what goes

@@ -9,19 +9,19 @@ from typing import TypeVar
 from pipec.backends.fpga.banks import memory_ports
 from pipec.backends.fpga.cpp import identifier
 from pipec.backends.fpga.cutting.joint import METHOD
-from pipec.backends.fpga.cycles import shrunk
+from pipec.backends.fpga.cycles import shrink_fifos
 from pipec.backends.fpga.demand import Shortage
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.engines.network import Network
-from pipec.backends.fpga.fifo import joined
+from pipec.backends.fpga.fifo import join_fifos
 from pipec.backends.fpga.lowering.lower import lower
-from pipec.backends.fpga.lowering.types import OwnTypes, Types, named_types, own_type
+from pipec.backends.fpga.lowering.types import OwnTypes, Types, own_type, parse_types
 from pipec.backends.fpga.memory import Item
 from pipec.backends.fpga.numbers import Int8
-from pipec.backends.fpga.quantise.formats import formats_of, observed
-from pipec.backends.fpga.quantise.layers import quantised
+from pipec.backends.fpga.quantise.formats import formats_of, observe
+from pipec.backends.fpga.quantise.layers import quantise
 from pipec.backends.fpga.quantise.samples import RANDOM, calibration_samples
-from pipec.backends.fpga.search import Board, Search, deep_fifos, fitted
+from pipec.backends.fpga.search import Board, Search, deep_fifos, fit_design
 from pipec.cluster.cluster import Link
 from pipec.cluster.device import Device
 from pipec.errors import BackendError, PlanError
@@ -35,7 +35,7 @@ _ROUNDS = 6
 """Times that stages may be folded anew because their FIFOs became deeper."""
 
 
-def remembered(make: Callable[[Plan], T]) -> Callable[[Plan], T]:
+def cache_last(make: Callable[[Plan], T]) -> Callable[[Plan], T]:
     """A function of a plan's stages that gives its last answer while these and their boards stay.
 
     A plan goes through check, timing and emission with the same stages.
@@ -43,13 +43,13 @@ def remembered(make: Callable[[Plan], T]) -> Callable[[Plan], T]:
     last: list[tuple[tuple[Stage, ...], object, T]] = []
 
     @wraps(make)
-    def known(plan: Plan) -> T:
+    def cached(plan: Plan) -> T:
         facts = (plan.placement, plan.cluster, plan.options)
         if not last or last[0][0] is not plan.stages or last[0][1] != facts:
             last[:] = [(plan.stages, facts, make(plan))]
         return last[0][2]
 
-    return known
+    return cached
 
 
 def types_of(plan: Plan) -> Types:
@@ -58,7 +58,7 @@ def types_of(plan: Plan) -> Types:
     Raises:
         BackendError: No engine computes in one, or in it beside the others.
     """
-    return named_types(str(plan.options.get("precision", "float32")))
+    return parse_types(str(plan.options.get("precision", "float32")))
 
 
 def device_of(plan: Plan, stage: int) -> Device:
@@ -96,22 +96,22 @@ def board_of(plan: Plan, stage: int) -> Board:
     return Board(device_of(plan, stage), precision, linked=len(plan.stages) > 1, own=own)
 
 
-@remembered
+@cache_last
 def networks(plan: Plan) -> tuple[Network, ...]:
     """The networks of all stages, of 8-bit integers calibrated if the weights have data.
 
     Raises:
-        BackendError: As `lowered` does; or a layer can't compute in 8-bit integers.
+        BackendError: As `lower_stages` does; or a layer can't compute in 8-bit integers.
     """
-    found = lowered(plan)
+    found = lower_stages(plan)
     if types_of(plan).precision == "int8" and all_have_data(plan.graph.weights):
         drawn = plan.options.get("calibrate", RANDOM) == RANDOM
-        formats = formats_of(found, observed(found, calibration_samples(plan), drawn=drawn))
-        return tuple(map(quantised, found, formats))
+        formats = formats_of(found, observe(found, calibration_samples(plan), drawn=drawn))
+        return tuple(map(quantise, found, formats))
     return found
 
 
-def lowered(plan: Plan) -> tuple[Network, ...]:
+def lower_stages(plan: Plan) -> tuple[Network, ...]:
     """The networks of all stages; a value keeps the axis order in which its producer sends it.
 
     Raises:
@@ -162,7 +162,7 @@ def _check_names(plan: Plan, own: OwnTypes) -> None:
             )
 
 
-@remembered
+@cache_last
 def designs_of(plan: Plan) -> tuple[StageDesign, ...]:
     """The design of every stage on its board, FIFOs deep enough to run behind one another.
 
@@ -175,9 +175,9 @@ def designs_of(plan: Plan) -> tuple[StageDesign, ...]:
     nets, simulate, late = networks(plan), bool(plan.options.get("simulate", False)), list[int]()
     designs = [_design(plan, k, network) for k, network in enumerate(nets)]
     for _ in range(_ROUNDS):
-        deep = joined([shrunk(design) if simulate else design for design in designs])
+        deep = join_fifos([shrink_fifos(design) if simulate else design for design in designs])
         counted = [
-            d if d is designs[k] else fitted(d, board_of(plan, k), deep_fifos(d))
+            d if d is designs[k] else fit_design(d, board_of(plan, k), deep_fifos(d))
             for k, d in enumerate(deep)
         ]
         late = [k for k, d in enumerate(counted) if isinstance(d, Shortage)]

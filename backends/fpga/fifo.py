@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.engines.base import busy_cycles
-from pipec.backends.fpga.flow import Schedule, Transfers, held, schedule
+from pipec.backends.fpga.flow import Schedule, Transfers, peak_tokens, schedule
 
 MIN_DEPTH = 8
 """Least depth: a shift register of 32 costs the same."""
@@ -17,16 +17,16 @@ def busiest(design: StageDesign) -> tuple[int, str]:
     return max(((busy_cycles(e), e.name) for e in design.engines), default=(0, ""))
 
 
-def _needed(design: StageDesign, steady: Schedule, interval: int) -> dict[str, int]:
+def _needs(design: StageDesign, steady: Schedule, interval: int) -> dict[str, int]:
     """Tokens that every stream holds at most in a schedule."""
     return {
-        name: held(steady.written[name], steady.read[name], interval)
+        name: peak_tokens(steady.written[name], steady.read[name], interval)
         for name in design.streams
         if name in steady.written and name in steady.read
     }
 
 
-def joined(designs: Sequence[StageDesign]) -> tuple[StageDesign, ...]:
+def join_fifos(designs: Sequence[StageDesign]) -> tuple[StageDesign, ...]:
     """The stages of a pipeline with FIFO depths that let them run behind one another.
 
     Where a cut parts the two branches of a residual block, both cross the link, one of them much
@@ -39,7 +39,7 @@ def joined(designs: Sequence[StageDesign]) -> tuple[StageDesign, ...]:
     found, arrivals = [], dict[str, Transfers]()
     for design in designs:
         steady = schedule(design, float(interval), arrivals)
-        found.append(_fed(design, steady, interval))
+        found.append(_feed(design, steady, interval))
         arrivals |= {
             port.value: steady.written[port.stream]
             for port in design.outputs
@@ -48,10 +48,10 @@ def joined(designs: Sequence[StageDesign]) -> tuple[StageDesign, ...]:
     return tuple(found)
 
 
-def _fed(design: StageDesign, fed: Schedule, interval: int) -> StageDesign:
+def _feed(design: StageDesign, fed: Schedule, interval: int) -> StageDesign:
     """The design with streams that hold more than if it ran alone as deep as that."""
-    alone = _needed(design, schedule(design, float(interval)), interval)
-    needed = _needed(design, fed, interval)
+    alone = _needs(design, schedule(design, float(interval)), interval)
+    needed = _needs(design, fed, interval)
     streams = {
         name: dataclasses.replace(stream, depth=needed[name])
         for name, stream in design.streams.items()
@@ -60,18 +60,18 @@ def _fed(design: StageDesign, fed: Schedule, interval: int) -> StageDesign:
     return dataclasses.replace(design, streams={**design.streams, **streams}) if streams else design
 
 
-def sized(design: StageDesign) -> StageDesign:
-    """The design `deepened`, and its latency, which takes as long again to work out."""
-    return timed(deepened(design))
+def size_fifos(design: StageDesign) -> StageDesign:
+    """The design `deepen_fifos`, and its latency, which takes as long again to work out."""
+    return add_latency(deepen_fifos(design))
 
 
-def deepened(design: StageDesign, waiting: Collection[str] | None = None) -> StageDesign:
+def deepen_fifos(design: StageDesign, waiting: Collection[str] | None = None) -> StageDesign:
     """The design with its interval, and FIFO depths that let it reach its busiest engine's.
 
     Inputs that are ``waiting`` lie elsewhere until they are read (`pipec.backends.fpga.flow`).
     """
     interval, _ = busiest(design)
-    needed = _needed(design, schedule(design, float(interval), waiting=waiting), interval)
+    needed = _needs(design, schedule(design, float(interval), waiting=waiting), interval)
     streams = {
         name: dataclasses.replace(stream, depth=max(stream.depth, needed.get(name, 0), MIN_DEPTH))
         for name, stream in design.streams.items()
@@ -79,6 +79,6 @@ def deepened(design: StageDesign, waiting: Collection[str] | None = None) -> Sta
     return dataclasses.replace(design, streams=streams, interval=interval)
 
 
-def timed(design: StageDesign) -> StageDesign:
+def add_latency(design: StageDesign) -> StageDesign:
     """The design with its latency: that of one frame fed at full speed."""
     return dataclasses.replace(design, latency=math.ceil(schedule(design, None).end))

@@ -207,8 +207,8 @@ def schedule(
         for name in engine.inputs:
             if name in from_memory:
                 mover = from_memory[name]
-                known.put(mover, known.wanted(engine, name, set(from_memory)) - mover.depth)
-        end = max(end, known.put(engine))
+                known.place(mover, known.wanted_at(engine, name, set(from_memory)) - mover.depth)
+        end = max(end, known.place(engine))
     found = Schedule(known.written, known.read, known.fired, end)
     if interval is None:
         return found
@@ -227,17 +227,17 @@ class _Known:
         self.users = {s: e for e in design.engines for s in e.inputs}
         self._paces = _paces(design, self.users)
 
-    def put(self, engine: Engine, earliest: float = 0.0) -> float:
+    def place(self, engine: Engine, earliest: float = 0.0) -> float:
         """Schedule an engine, behind those that it reads; when all that it writes is visible."""
         chunks = chunks_of(engine)
         starts, ends = self._times(engine, self.written, earliest)
         for k, name in enumerate(engine.inputs):
             self.read[name] = Transfers(starts, ends, chunks.reads(k))
         self.fired[engine.name] = starts, ends
-        self.written |= _written(engine, starts, ends, self.interval)
+        self.written |= _time_writes(engine, starts, ends, self.interval)
         return float(ends[-1]) + engine.depth
 
-    def wanted(self, engine: Engine, name: str, waiting: Collection[str]) -> float:
+    def wanted_at(self, engine: Engine, name: str, waiting: Collection[str]) -> float:
         """When an engine would read the first token of an input, if those in memory were there."""
         starts, _ = self._times(engine, {s: w for s, w in self.written.items() if s not in waiting})
         return float(starts[np.argmax(chunks_of(engine).reads(engine.inputs.index(name)) > 0)])
@@ -247,7 +247,7 @@ class _Known:
     ) -> tuple[Numbers, Numbers]:
         """Start and end of every chunk."""
         chunks = chunks_of(engine)
-        busy = _paced(_busy(engine, chunks, self.users), chunks, self._paces.get(engine.name, 0))
+        busy = _pace(_busy(engine, chunks, self.users), chunks, self._paces.get(engine.name, 0))
         ready = np.maximum(_ready(engine, chunks, written), earliest)
         before = np.concatenate((np.zeros(1), busy[:-1]))
         latest = np.maximum.accumulate(ready - before)
@@ -278,7 +278,7 @@ def _paces(design: StageDesign, users: Mapping[str, Engine]) -> dict[str, int]:
     return found
 
 
-def _paced(busy: Numbers, chunks: Chunks, cycles: float) -> Numbers:
+def _pace(busy: Numbers, chunks: Chunks, cycles: float) -> Numbers:
     """Busy cycles of an engine whose output is taken within so many cycles, if it is faster."""
     if cycles <= busy[-1]:
         return busy
@@ -305,7 +305,7 @@ def _late(design: StageDesign, asap: Schedule, late: Collection[str], interval: 
         fired[engine.name] = starts, ends
         for port, source in enumerate(engine.inputs):
             read[source] = Transfers(starts, ends, chunks.reads(port))
-        written |= _written(engine, starts, ends, interval)
+        written |= _time_writes(engine, starts, ends, interval)
     return Schedule(written, read, fired, asap.end)
 
 
@@ -342,7 +342,7 @@ def _steps(steps: Numbers, at: Numbers) -> tuple[Numbers, Numbers]:
     return frames, at - frames * steps[-1]
 
 
-def _written(
+def _time_writes(
     engine: Engine, starts: Numbers, ends: Numbers, interval: float | None
 ) -> dict[str, Transfers]:
     """When the tokens of each chunk leave a rigid pipeline, by stream.
@@ -393,7 +393,7 @@ def _busy(engine: Engine, chunks: Chunks, users: Mapping[str, Engine]) -> Number
         return busy
     if isinstance(reader.nest, Mvu) and reader.nest.block > 1:  # it takes them in bursts too
         return busy
-    return _paced(busy, chunks, chunks_of(reader).busy[-1])
+    return _pace(busy, chunks, chunks_of(reader).busy[-1])
 
 
 def _ready(engine: Engine, chunks: Chunks, written: Mapping[str, Transfers]) -> Numbers:
@@ -408,7 +408,7 @@ def _ready(engine: Engine, chunks: Chunks, written: Mapping[str, Transfers]) -> 
     return ready
 
 
-def held(written: Transfers, read: Transfers, interval: float) -> int:
+def peak_tokens(written: Transfers, read: Transfers, interval: float) -> int:
     """Most tokens that a stream holds when frames follow one another by ``interval`` cycles.
 
     Example:

@@ -43,12 +43,12 @@ class Built:
     reads: tuple[int, ...]
 
 
-def built_at(
+def build_for(
     layer: Layer, target: int, dtype: str, block: int, known: dict[tuple[str, Folded], Built]
 ) -> Built:
     """The engines of a layer folded for a target; those of a form seen before are ``known``."""
     dtype = layer.arithmetic(dtype)
-    made = layer.nest.folded(layer, target, dtype, block)
+    made = layer.nest.fold(layer, target, dtype, block)
     if (layer.name, made) not in known:
         known[layer.name, made] = build(layer, made, dtype)
     return known[layer.name, made]
@@ -189,7 +189,7 @@ class _Assembly:
                 dataclasses.replace(source, name=f"{fork}_{k}", producer=fork)
                 for k in range(len(readers))
             ]
-            self._put(fork, Fork(source.tokens, len(readers)), source, branches, 1, facts)
+            self._add(fork, Fork(source.tokens, len(readers)), source, branches, 1, facts)
         for branch, reader in zip(branches, readers, strict=True):
             typed = dataclasses.replace(reader, dtype=branch.dtype, producer=branch.producer)
             self._lead(branch, typed, facts)
@@ -203,10 +203,10 @@ class _Assembly:
                 self.engines[final.producer] = dataclasses.replace(producer, outputs=outputs)
             return
         name = f"{final.name}_dwc"
-        self._put(name, converter(stream, final), stream, [final], 2, facts)
+        self._add(name, converter(stream, final), stream, [final], 2, facts)
         self.streams[final.name] = dataclasses.replace(final, producer=name)
 
-    def _put(
+    def _add(
         self, name: str, nest: Nest, stream: Stream, outputs: list[Stream], depth: int,
         facts: tuple[str, str],
     ) -> None:  # fmt: skip
@@ -258,7 +258,7 @@ def design_at(
         The design; FIFO depths are not yet chosen.
     """
     made, blocks, known = _Assembly(), streamed or {}, {} if built is None else built
-    engines = {y.name: built_at(y, target, dtype, blocks.get(y.name, 0), known)
+    engines = {y.name: build_for(y, target, dtype, blocks.get(y.name, 0), known)
                for y in network.layers}  # fmt: skip
     readers = _readers(network, engines)
     inputs = []

@@ -18,15 +18,15 @@ from pipec.backends.fpga.designs import (
     designs_of,
     device_of,
     folders_of,
-    lowered,
+    lower_stages,
     networks,
     types_of,
 )
 from pipec.backends.fpga.emit.link import Site
 from pipec.backends.fpga.emit.stage import SEED, Golden, golden_chain, write_stage
-from pipec.backends.fpga.numbers import cut, held, int8_format
+from pipec.backends.fpga.numbers import int8_format, round_to, saturate
 from pipec.backends.fpga.quantise.bound import Bound, bounds_of, tolerance_of
-from pipec.backends.fpga.quantise.samples import held_out, keep, random_frames
+from pipec.backends.fpga.quantise.samples import held_out_frames, keep, random_frames
 from pipec.backends.fpga.stagejson import Json, read_record, write_record
 from pipec.backends.fpga.toolchain import has_compiler
 from pipec.compiler.comparison import Allowed
@@ -59,7 +59,7 @@ class Accuracy:
     top1_agreement: float | None
 
 
-def _compared(stage: int, value: str, pairs: Sequence[tuple[Tensor, Tensor]]) -> Accuracy:
+def _compare(stage: int, value: str, pairs: Sequence[tuple[Tensor, Tensor]]) -> Accuracy:
     found, want = (torch.stack(side).double() for side in zip(*pairs, strict=True))
     error, size = (found - want).abs(), want.abs()
     same = None
@@ -69,7 +69,7 @@ def _compared(stage: int, value: str, pairs: Sequence[tuple[Tensor, Tensor]]) ->
     return Accuracy(stage, value, len(pairs), largest, mean, same)
 
 
-def told(item: Accuracy, bound: Allowed) -> str:
+def describe(item: Accuracy, bound: Allowed) -> str:
     """What was lost and what the formats explain, in one line for people.
 
     Example:
@@ -94,9 +94,9 @@ def emit_inference(plan: Plan, directory: Path) -> None:
     ends = [lower(stage.graph) for stage in plan.stages]
     graphs = [end.graph for end in ends]
     types, bounds = types_of(plan), list[Bound]()
-    frames = held_out(plan) if types.narrow else random_frames(plan.graph, SEED)
+    frames = held_out_frames(plan) if types.narrow else random_frames(plan.graph, SEED)
     if types.narrow:
-        bounds = bounds_of(lowered(plan), networks(plan), types.precision, frames)
+        bounds = bounds_of(lower_stages(plan), networks(plan), types.precision, frames)
     golden = golden_chain(graphs, frames[0])
     folders = folders_of(plan, directory)
     for k, (design, frame) in enumerate(zip(designs, golden, strict=True)):
@@ -146,10 +146,10 @@ def of_golden(design: StageDesign, golden: Golden, tolerance: float) -> float:
         if dtype == "float32" or not want.dtype.is_floating_point:
             continue
         want = want.float()[want.isfinite()]
-        kept = held(want, dtype)
+        kept = round_to(want, dtype)
         if not kept.any():
             continue
-        rounded = float((kept - cut(want, dtype)).abs().max())
+        rounded = float((kept - saturate(want, dtype)).abs().max())
         allowed = tolerance * float(want.abs().max()) + rounded
         found = max(found, allowed / float(kept.abs().max()))
     return min(1.0, found)
@@ -173,7 +173,7 @@ def measure(
             for name, value in results.items():
                 if value.dtype.is_floating_point:
                     found.setdefault((k, name), []).append((value, want[name]))
-    return [_compared(k, name, pairs) for (k, name), pairs in found.items()]
+    return [_compare(k, name, pairs) for (k, name), pairs in found.items()]
 
 
 def accuracy_of(folders: Sequence[Path]) -> list[Accuracy]:

@@ -176,7 +176,7 @@ class Item:
             uram(self.width, self.depth),
         )
 
-    def taken(self, kind: Memory) -> Resources:
+    def cost_in(self, kind: Memory) -> Resources:
         """What it takes where it lies."""
         return Resources(**{_TAKES[kind]: self.costs[KINDS.index(kind)]})
 
@@ -220,10 +220,10 @@ def place(items: Sequence[Item], limit: Sequence[float] | Numbers) -> list[Memor
     choice = relative.argmin(axis=1)
     if relative.min(axis=1).sum() <= len(KINDS):  # else they don't even fit where each takes least
         choice = _shares(relative).argmax(axis=1)
-    return [KINDS[k] for k in repaired(relative, choice)]
+    return [KINDS[k] for k in repair(relative, choice)]
 
 
-def repaired(relative: Numbers, choice: NDArray[np.intp]) -> NDArray[np.intp]:
+def repair(relative: Numbers, choice: NDArray[np.intp]) -> NDArray[np.intp]:
     """The choice of a kind, [items], changed one by one until no kind overflows.
 
     Each time the item that leaves least too much moves, of several the one that fills least. It
@@ -265,13 +265,13 @@ def _shares(relative: Numbers) -> Numbers:
     return np.asarray(found.x[:-1]).reshape(3, count).T
 
 
-def placed(design: StageDesign, kinds: Sequence[Memory], items: Sequence[Item]) -> StageDesign:
+def allocate(design: StageDesign, kinds: Sequence[Memory], items: Sequence[Item]) -> StageDesign:
     """The design with its memories placed and every engine's resources filled in."""
     where = {(i.owner, i.role): (kind, i) for i, kind in zip(items, kinds, strict=True)}
     owned: dict[str, Resources] = defaultdict(Resources)
     for kind, item in where.values():
         owner = design.streams[item.owner].producer if item.role == "fifo" else item.owner
-        owned[owner or ""] += item.taken(kind)
+        owned[owner or ""] += item.cost_in(kind)
     engines = []
     for engine in design.engines:
         weights = tuple(

@@ -137,13 +137,13 @@ def multipliers(ratios: NDArray[Any]) -> tuple[NDArray[np.int64], int]:
     return np.clip(found, -top, top).astype(np.int64), shift
 
 
-def packed(bias: NDArray[Any], multiplier: NDArray[Any]) -> NDArray[np.int64]:
+def pack(bias: NDArray[Any], multiplier: NDArray[Any]) -> NDArray[np.int64]:
     """Words of a table of type ``rescale``: two 32-bit integers, the bias in the lower half."""
     limited = np.clip(np.asarray(bias), -(2**31), 2**31 - 1).astype(np.int64)
     return np.asarray((limited & 0xFFFFFFFF) | (np.asarray(multiplier).astype(np.int64) << 32))
 
 
-def unpacked(words: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def unpack(words: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Biases and multipliers of such words.
 
     Example:
@@ -161,7 +161,7 @@ _PLAIN: dict[str, np.dtype[Any]] = {
 }  # fmt: skip
 
 
-def fixed_point(dtype: str) -> tuple[int, int] | None:
+def parse_fixed(dtype: str) -> tuple[int, int] | None:
     """Width and integer bits (sign included) of ``ap_fixed<W,I>``; None for other types.
 
     Example:
@@ -174,13 +174,13 @@ def fixed_point(dtype: str) -> tuple[int, int] | None:
 
 def file_type(dtype: str) -> np.dtype[Any]:
     """How one number lies in a ``.bin`` file: itself, or the integer that stands for it."""
-    fixed = fixed_point(dtype)
+    fixed = parse_fixed(dtype)
     if fixed is not None:
         return np.dtype("<i1" if fixed[0] <= 8 else "<i2" if fixed[0] <= 16 else "<i4")
     return _PLAIN[kind_of(dtype)]
 
 
-def encoded(values: NDArray[Any], dtype: str) -> NDArray[np.generic]:
+def encode(values: NDArray[Any], dtype: str) -> NDArray[np.generic]:
     """Numbers as they lie in a file: rounded half to even, out of range saturated.
 
     Example:
@@ -190,7 +190,7 @@ def encoded(values: NDArray[Any], dtype: str) -> NDArray[np.generic]:
     Raises:
         BackendError: A whole number needs more than the type's bits.
     """
-    fixed, scaled8 = fixed_point(dtype), int8_format(dtype)
+    fixed, scaled8 = parse_fixed(dtype), int8_format(dtype)
     if scaled8 is not None:
         return scaled8.raw(values)
     if fixed is None:
@@ -206,9 +206,9 @@ def encoded(values: NDArray[Any], dtype: str) -> NDArray[np.generic]:
     return np.clip(scaled, -top, top - 1).astype(file_type(dtype))
 
 
-def decoded(stored: NDArray[Any], dtype: str) -> NDArray[np.generic]:
-    """The inverse of `encoded`: floating point comes back as float32."""
-    fixed, scaled8 = fixed_point(dtype), int8_format(dtype)
+def decode(stored: NDArray[Any], dtype: str) -> NDArray[np.generic]:
+    """The inverse of `encode`: floating point comes back as float32."""
+    fixed, scaled8 = parse_fixed(dtype), int8_format(dtype)
     if scaled8 is not None:
         return scaled8.real(stored)
     if fixed is not None:
@@ -225,7 +225,7 @@ rounding."""
 
 def roundoff(dtype: str) -> float:
     """Largest error of one rounding: relative for floating point, absolute for fixed point."""
-    fixed = fixed_point(dtype)
+    fixed = parse_fixed(dtype)
     if fixed is not None:
         return float(2.0 ** (fixed[1] - fixed[0] - 1))
     bits = {"float32": 24, "bfloat16": 8, "float16": 11}
@@ -249,12 +249,12 @@ def sum_bits(dtype: str) -> int:
         >>> sum_bits("int8"), sum_bits("bfloat16"), sum_bits("ap_fixed<16,6>")
         (32, 32, 64)
     """
-    return 32 if fixed_point(dtype) is None else 64
+    return 32 if parse_fixed(dtype) is None else 64
 
 
 def range_of(dtype: str) -> tuple[float, float]:
     """The least and the largest number of a type that saturates; others are unlimited."""
-    form, fixed = int8_format(dtype), fixed_point(dtype)
+    form, fixed = int8_format(dtype), parse_fixed(dtype)
     if form is not None:
         return form.range
     if fixed is not None:
@@ -263,13 +263,13 @@ def range_of(dtype: str) -> tuple[float, float]:
     return -np.inf, np.inf
 
 
-def held(x: Tensor, dtype: str) -> Tensor:
+def round_to(x: Tensor, dtype: str) -> Tensor:
     """Numbers as a type holds them: rounded half to even, saturated; float32."""
     with np.errstate(over="ignore", invalid="ignore"):
-        return torch.from_numpy(np.array(decoded(encoded(x.numpy(), dtype), dtype)))
+        return torch.from_numpy(np.array(decode(encode(x.numpy(), dtype), dtype)))
 
 
-def cut(x: Tensor, dtype: str) -> Tensor:
+def saturate(x: Tensor, dtype: str) -> Tensor:
     """Numbers without what lies outside of the type's range, not rounded."""
     low, high = range_of(dtype)
     return x if low == -np.inf else x.clamp(low, high)
@@ -283,6 +283,6 @@ def unit(x: Tensor, dtype: str) -> Tensor:
     form = int8_format(dtype)
     if form is not None:
         return torch.full_like(x, form.scale * (0.5 + _MULTIPLIERS))
-    if fixed_point(dtype) is not None:
+    if parse_fixed(dtype) is not None:
         return torch.full_like(x, roundoff(dtype))
     return x.abs() * roundoff(dtype)

@@ -72,13 +72,13 @@ def tokens(table: Runs, port: int, *, written: bool) -> int:
     return total
 
 
-def cleaned(table: Sequence[Run | Loop]) -> Runs:
+def clean(table: Sequence[Run | Loop]) -> Runs:
     """Without empty runs and loops, and loops of one repetition opened."""
     found: list[Run | Loop] = []
     for item in table:
         if isinstance(item, Run):
             found.extend([item] if item.count else [])
         elif item.times:
-            body = cleaned(item.body)
+            body = clean(item.body)
             found.extend(body if item.times == 1 else ([Loop(item.times, body)] if body else []))
     return tuple(found)

@@ -16,7 +16,7 @@ from pipec.backends.fpga.demand import Choice, Demands, Option, Room, Shortage, 
 from pipec.backends.fpga.design import StageDesign, Stream
 from pipec.backends.fpga.engines.network import Network
 from pipec.backends.fpga.engines.parts import Memory, Resources
-from pipec.backends.fpga.fifo import deepened, timed
+from pipec.backends.fpga.fifo import add_latency, deepen_fifos
 from pipec.backends.fpga.lowering.types import OwnTypes
 from pipec.backends.fpga.memory import (
     DDR_SHELL,
@@ -24,9 +24,9 @@ from pipec.backends.fpga.memory import (
     LUT_MEMORY_LIMIT,
     Item,
     adapter,
+    allocate,
     fifo_item,
     fifos_logic,
-    placed,
 )
 from pipec.cluster.device import Device, FpgaResources, ram_bits
 from pipec.errors import BackendError
@@ -109,7 +109,7 @@ def room_of(most: Resources, board: Board) -> Room:
     return Room(limit, shell, lut, period(board.device), most.ff, board.controllers.ff)
 
 
-def bound(network: Network, board: Board) -> int:
+def bound_interval(network: Network, board: Board) -> int:
     """Interval that no folding beats: all multiply-accumulates on all usable DSPs."""
     return max(1, int(network.products(board.precision) / board.limits.dsp))
 
@@ -125,7 +125,7 @@ class Search:
         reserved: FIFOs that are known to become at least so deep; room is kept for them.
         movable: Whether a FIFO may lie in DDR (``Stream.memory`` says which do); none if not given.
         waiting: Inputs that wait elsewhere until they are read (`pipec.backends.fpga.flow`).
-        lay_out: What becomes of a folded design with these FIFOs; `fitted` if not given.
+        lay_out: What becomes of a folded design with these FIFOs; `fit_design` if not given.
     """
 
     network: Network
@@ -143,7 +143,7 @@ class Search:
 
     def at(self, target: int) -> StageDesign | Shortage:
         """The design for a target interval, or what it lacks."""
-        found = self._laid_out(self._demands.design(target))
+        found = self._lay_out(self._demands.design(target))
         if not (isinstance(found, Shortage) and found.of_memory):
             return found
         demand = self._demands.at(target)
@@ -151,9 +151,9 @@ class Search:
 
         def attempt(choice: Choice) -> StageDesign | Shortage:
             blocks = {n: o.block for n, o in zip(layers, choice, strict=True) if o.block}
-            return self._laid_out(self._demands.design(target, blocks))
+            return self._lay_out(self._demands.design(target, blocks))
 
-        found = demand.streamed(self.board.room, attempt, found)
+        found = demand.choose(self.board.room, attempt, found)
         if self.movable is not None and isinstance(found, Shortage) and found.of_memory:
             found = self._least(target)  # the choice counts FIFOs on the chip that may leave it
         return found
@@ -161,23 +161,23 @@ class Search:
     def _least(self, target: int) -> StageDesign | Shortage:
         """The same with all weights in DDR that may lie there, in the smallest buffers."""
         least = {name: blocks[0] for name, blocks in blocks_of(self.network).items()}
-        return self._laid_out(self._demands.design(target, least))
+        return self._lay_out(self._demands.design(target, least))
 
-    def _laid_out(self, design: StageDesign) -> StageDesign | Shortage:
+    def _lay_out(self, design: StageDesign) -> StageDesign | Shortage:
         """A folded design on the board; many targets have the same one."""
         folded = (*design.engines, *design.streams.values())
         if folded not in self._known:
-            self._known[folded] = self._sized(design)
+            self._known[folded] = self._size(design)
         return self._known[folded]
 
-    def _sized(self, design: StageDesign) -> StageDesign | Shortage:
+    def _size(self, design: StageDesign) -> StageDesign | Shortage:
         """The same, FIFOs sized, some of them in DDR if they may lie there."""
-        design = deepened(on(design, self.board, self.name), self.waiting)
+        design = deepen_fifos(on(design, self.board, self.name), self.waiting)
         fifos = _deeper(deep_fifos(design), self.reserved)
-        lay_out = self.lay_out or (lambda made, fifos: fitted(made, self.board, fifos))
+        lay_out = self.lay_out or (lambda made, fifos: fit_design(made, self.board, fifos))
         found = lay_out(design, fifos)
         if isinstance(found, Shortage) and found.of_memory and self.movable is not None:
-            moved, fifos = _moved(design, fifos, self.movable)
+            moved, fifos = _move_fifos(design, fifos, self.movable)
             if moved != design:
                 found = lay_out(moved, fifos)
         return found
@@ -190,7 +190,7 @@ class Search:
         Raises:
             BackendError: Not even the slowest design fits.
         """
-        low = high = max(start, bound(self.network, self.board))
+        low = high = max(start, bound_interval(self.network, self.board))
         found, factor, far = self.at(low), _RATIO, _FAR * low
         while isinstance(found, Shortage):
             if high >= _SLOWEST:
@@ -204,7 +204,7 @@ class Search:
                 low = middle
             else:
                 high, found = middle, better
-        return timed(found)
+        return add_latency(found)
 
     def _too_large(self, lacks: Shortage) -> BackendError:
         """The error for a stage that fits neither on chip nor streamed."""
@@ -237,7 +237,7 @@ def deep_fifos(design: StageDesign) -> tuple[Item, ...]:
     return tuple(i for s in design.streams.values() if (i := fifo_item(s)) is not None)
 
 
-def fitted(design: StageDesign, board: Board, fifos: Sequence[Item]) -> StageDesign | Shortage:
+def fit_design(design: StageDesign, board: Board, fifos: Sequence[Item]) -> StageDesign | Shortage:
     """The design with memories and memory ports placed and counted, or what it lacks.
 
     Where its memories lie so far does not matter. Its limits are the board's, or less. Deep FIFOs
@@ -258,13 +258,13 @@ def fitted(design: StageDesign, board: Board, fifos: Sequence[Item]) -> StageDes
         return kinds
     own = {i for s in banked.streams.values() if (i := fifo_item(s)) is not None}
     known = [(i, k) for i, k in zip(use.items, kinds, strict=True) if i.role != "fifo" or i in own]
-    found = placed(banked, [k for _, k in known], [i for i, _ in known])
+    found = allocate(banked, [k for _, k in known], [i for i, _ in known])
     beside = Resources(ddr=sum(p.bytes_per_second for p in banked.ddr))
     beside = beside + board.controllers if banked.ddr else beside
     return dataclasses.replace(found, resources=found.resources + beside)
 
 
-def _moved(
+def _move_fifos(
     design: StageDesign, fifos: Sequence[Item], movable: Callable[[Stream], bool]
 ) -> tuple[StageDesign, tuple[Item, ...]]:
     """The design with FIFOs in DDR until the others take half of the chip, and these others.

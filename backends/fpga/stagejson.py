@@ -149,14 +149,14 @@ def design_of(record: Json) -> StageDesign:
         raise BackendError("stage.json has another version", got=record.get("schema"), want=SCHEMA)
     try:
         resources = record["resources"]
-        return _made(
+        return _make(
             StageDesign,
             record,
             engines=tuple(
-                _made(Engine, e, nest=nest_of(e), weights=tuple(map(_read_weight, e["weights"])))
+                _make(Engine, e, nest=nest_of(e), weights=tuple(map(_read_weight, e["weights"])))
                 for e in record["engines"]
             ),
-            streams={s["name"]: _made(Stream, s) for s in record["fifos"]},
+            streams={s["name"]: _make(Stream, s) for s in record["fifos"]},
             resources=convert(resources["estimate"], Resources),
             limits=convert(resources["limit"], Resources),
         )
@@ -173,7 +173,7 @@ def read_design(stage: Path) -> StageDesign:
     return design_of(read_record(stage))
 
 
-def _made(kind: type[T], record: Json, **known: Any) -> T:
+def _make(kind: type[T], record: Json, **known: Any) -> T:
     """An object of what its layout reads in a record, each of its attribute's type."""
     types, found = _TYPES[kind], dict(known)
     for path, attribute, optional in _words(kind):
@@ -198,4 +198,4 @@ def _read_weight(record: Json) -> Weight:
     def values() -> NDArray[Any]:
         raise BackendError("stage.json has no tables", where=record["role"])
 
-    return _made(Weight, record, values=values)
+    return _make(Weight, record, values=values)

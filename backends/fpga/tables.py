@@ -13,7 +13,7 @@ from pipec.backends.fpga.engines.memory import Load
 from pipec.backends.fpga.engines.mover import Accumulate, Mover
 from pipec.backends.fpga.engines.parts import PORT_BITS, Memory, Weight
 from pipec.backends.fpga.engines.tiles import ceil_div
-from pipec.backends.fpga.numbers import bits_of, encoded
+from pipec.backends.fpga.numbers import bits_of, encode
 
 BEAT_BYTES = PORT_BITS // 8
 """Bytes of the widest beat of a memory port, and of what tables are aligned to."""
@@ -109,10 +109,10 @@ def pointers(design: StageDesign) -> list[Pointer]:
         words = ceil_div(weight.bits, lanes * bits_of(weight.dtype))
         word = f"vec<{cpp_type(weight.dtype)}, {lanes}>"
         found.append(Pointer(identifier(port.name), word, words, port, table))
-    return found + [_moved(design, port, port.carries) for port in design.ddr if port.carries]
+    return found + [_pointer(design, port, port.carries) for port in design.ddr if port.carries]
 
 
-def _moved(design: StageDesign, port: DdrPort, carried: Port) -> Pointer:
+def _pointer(design: StageDesign, port: DdrPort, carried: Port) -> Pointer:
     """Where values move through memory; sums are in float32."""
     stream, nest = design.streams[carried.stream], design.engine(port.engine).nest
     assert isinstance(nest, Mover)
@@ -152,10 +152,10 @@ def off_chip(design: StageDesign) -> list[tuple[DdrPort, Engine, Weight]]:
     ]
 
 
-def stored(weight: Weight) -> NDArray[np.generic]:
+def table_of(weight: Weight) -> NDArray[np.generic]:
     """The table as it is stored: little endian, dense, row-major.
 
     Raises:
         BackendError: The model has no weights.
     """
-    return np.ascontiguousarray(encoded(weight.values(), weight.dtype)).reshape(weight.shape)
+    return np.ascontiguousarray(encode(weight.values(), weight.dtype)).reshape(weight.shape)

@@ -15,10 +15,10 @@ from pipec.errors import BackendError
 
 def has_compiler() -> bool:
     """Whether the C++ compiler is installed."""
-    return shutil.which(_wanted()) is not None
+    return shutil.which(_compiler_name()) is not None
 
 
-def _wanted() -> str:
+def _compiler_name() -> str:
     return os.environ.get("CXX") or "g++"
 
 
@@ -31,13 +31,13 @@ def compiler() -> str:
     if not has_compiler():
         raise BackendError(
             "simulating emitted stages needs a C++ compiler, which is not installed",
-            got=_wanted(),
+            got=_compiler_name(),
             hint="install g++ (Debian: apt install g++), or set CXX",
         )
-    return _wanted()
+    return _compiler_name()
 
 
-def ran(command: Sequence[str | Path], **how: Any) -> subprocess.CompletedProcess[str]:
+def run_command(command: Sequence[str | Path], **how: Any) -> subprocess.CompletedProcess[str]:
     """What a command said, as text, and how it ended; ``how`` as of `subprocess.run`."""
     return subprocess.run(command, capture_output=True, text=True, check=False, **how)
 
@@ -57,7 +57,7 @@ def workspace() -> Path:
         return Path(_directory().name)
 
 
-def compiled(
+def compile_cached(
     name: str, arguments: Sequence[str | Path], what: str, where: Path | None = None
 ) -> Path:
     """What the compiler makes of arguments, once per process: a file in `workspace`.
@@ -71,7 +71,7 @@ def compiled(
     made = workspace() / name
     if not made.exists():
         half = made.with_suffix(f".{threading.get_ident()}")
-        done = ran([compiler(), *arguments, "-o", half], cwd=where)
+        done = run_command([compiler(), *arguments, "-o", half], cwd=where)
         if done.returncode != 0:
             said = "\n" + "\n".join(done.stderr.splitlines()[:20])
             raise BackendError(f"{what} does not compile", where=where, got=said)

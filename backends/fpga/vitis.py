@@ -99,14 +99,14 @@ def lay_beside(stages: Iterable[dict[str, Any]], directory: Path) -> int:
                 "clock_ns": whole.clock_ns,
                 "resources": dict(whole.resources),
             }
-            owned = _owned(modules, [e["name"] for e in stage["engines"]])
+            owned = _assign(modules, [e["name"] for e in stage["engines"]])
             for engine in stage["engines"]:
                 if engine["name"] in owned:
                     engine["vitis"] = _confirmation(owned[engine["name"]], modules)
     return found
 
 
-def _owned(modules: Iterable[Module], engines: Iterable[str]) -> dict[str, Module]:
+def _assign(modules: Iterable[Module], engines: Iterable[str]) -> dict[str, Module]:
     """The module of every engine that has one; of names within names the longest counts."""
     found = {}
     for module in modules:

@@ -13,7 +13,7 @@ from torch import Tensor
 from pipec.backends.fpga.cpp import cpp_type, identifier
 from pipec.backends.fpga.design import Port, StageDesign, Stream
 from pipec.backends.fpga.engines.mover import Accumulate
-from pipec.backends.fpga.numbers import decoded, encoded, file_type
+from pipec.backends.fpga.numbers import decode, encode, file_type
 from pipec.backends.fpga.tables import pointers
 from pipec.errors import BackendError
 
@@ -49,7 +49,7 @@ class Wire:
         """Element type and lanes, as template arguments."""
         return stream_type(self.stream)
 
-    def held(self, folder: Path) -> NDArray[Any]:
+    def read(self, folder: Path) -> NDArray[Any]:
         """The elements in its data file, of any number of frames."""
         return np.fromfile(folder / self.file, dtype=file_type(self.stream.dtype))
 
@@ -71,7 +71,7 @@ class Wire:
         padding = stream.tokens_per_row * stream.lanes - stream.channels
         known = rows.float() if rows.dtype == torch.bfloat16 else rows  # which numpy lacks
         found = np.pad(known.cpu().numpy(), ((0, 0), (0, padding)))
-        return np.ascontiguousarray(encoded(found, stream.dtype))
+        return np.ascontiguousarray(encode(found, stream.dtype))
 
     def tensor(self, tokens: NDArray[np.generic]) -> Tensor:
         """The value that one frame of tokens in stream order carries, in the dtype of the model.
@@ -80,7 +80,7 @@ class Wire:
             BackendError: These are more or fewer than a frame has.
         """
         port, stream = self.port, self.stream
-        values = decoded(tokens, stream.dtype)
+        values = decode(tokens, stream.dtype)
         if values.size != stream.tokens * stream.lanes:
             raise BackendError(
                 "a stream has another length than its port says",

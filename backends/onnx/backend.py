@@ -10,7 +10,7 @@ from torch import Tensor
 from pipec.backends.onnx.assembled import Assembly, Written
 from pipec.backends.onnx.exported import StageExporter
 from pipec.backends.onnx.files import Names, check_file, check_shapes, write_model
-from pipec.backends.onnx.profiled import profiled
+from pipec.backends.onnx.profiled import profile
 from pipec.backends.onnx.runner import onnx_runner
 from pipec.compiler.backend import Backend, Emitted
 from pipec.compiler.stage_timing import sequential_timing
@@ -82,7 +82,7 @@ class OnnxBackend(Backend):
     ) -> dict[str, float]:
         """Seconds of the calls of a quantised file: onnxruntime has kernels of its own for them."""
         quantised = any(n.target in QUANTISED for n in graph.calls)
-        return profiled(graph, inputs, runs) if quantised and graph.source.kind == "onnx" else {}
+        return profile(graph, inputs, runs) if quantised and graph.source.kind == "onnx" else {}
 
     def emit(self, plan: Plan, directory: Path) -> None:
         """Write one model per stage, each of which passes the checker and loads.

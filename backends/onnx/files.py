@@ -125,7 +125,7 @@ def check_shapes(proto: onnx.ModelProto, weights: Mapping[str, Tensor | Array]) 
     try:
         onnx.shape_inference.infer_shapes(light, check_type=True, strict_mode=True, data_prop=True)
     except (onnx.shape_inference.InferenceError, ValueError) as error:
-        raise _refused(proto.graph.name, error) from error
+        raise _error(proto.graph.name, error) from error
 
 
 def check_file(path: Path) -> None:
@@ -137,10 +137,10 @@ def check_file(path: Path) -> None:
     try:
         onnx.checker.check_model(str(path), full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
-        raise _refused(path.stem, error) from error
+        raise _error(path.stem, error) from error
 
 
-def _refused(stage: str, error: Exception) -> BackendError:
+def _error(stage: str, error: Exception) -> BackendError:
     return BackendError(
         "a stage is no valid ONNX model, and nothing was written",
         where=stage,

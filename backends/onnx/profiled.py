@@ -19,7 +19,7 @@ from pipec.graph.ir import Graph, origin
 _KERNEL = re.compile(r"#(\d+)_kernel_time")
 
 
-def profiled(graph: Graph, inputs: Mapping[str, Tensor], runs: int) -> dict[str, float]:
+def profile(graph: Graph, inputs: Mapping[str, Tensor], runs: int) -> dict[str, float]:
     """Seconds of every call of a graph that was an ONNX file.
 
     Of each ONNX node the fastest run counts, as onnxruntime's clock goes on while others have the

@@ -42,11 +42,11 @@ class AnySize:
         begin = self._pipeline.executors[0].microbatch
         numbers = []
         for k in range(schedule.microbatches):
-            number, self.program = self._made(begin + k)
+            number, self.program = self._make(begin + k)
             numbers.append(number)
         return self._pipeline.round(Shares(shapes=numbers))
 
-    def _made(self, microbatch: int) -> tuple[int, Program]:
+    def _make(self, microbatch: int) -> tuple[int, Program]:
         sizes = self._axes.sizes_of(self._batch(microbatch))
         shapes = self._axes.shapes(self._planned, sizes)
         key = tuple(map(tuple, shapes.values()))

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from pipec.backends.torch import run as engine
 from pipec.backends.torch.exported import OpenStage, export_stage, write_exported
 from pipec.backends.torch.launcher import train_script
-from pipec.backends.torch.opened import opened, read_axes
+from pipec.backends.torch.opened import find_axes, read_axes
 from pipec.backends.torch.runner import stage_runner
 from pipec.compiler.backend import Backend, Emitted
 from pipec.compiler.chain import StageRunner
@@ -27,13 +27,7 @@ from pipec.graph.ir import InputKind, OutputKind, origin, tensor
 from pipec.graph.lower import lower
 from pipec.graph.quantised import QUANTISED
 from pipec.plan.model import Plan, Stage, StageTiming
-from pipec.plan.weights import (
-    WEIGHTS,
-    all_have_data,
-    owners,
-    stage_folder,
-    write_weights,
-)
+from pipec.plan.weights import WEIGHTS, all_have_data, owners, stage_folder, write_weights
 from pipec.runtime.device import Device
 from pipec.runtime.draws import numbered, seeded
 from pipec.runtime.executor import Batch, Settings
@@ -108,7 +102,7 @@ class TorchBackend(Backend):
             return
         axes = Axes()
         if plan.graph.source.options.get("open") and not plan.trains:
-            axes = opened(plan, lambda open_axes: self._tried(plan, open_axes), _tolerance(plan))
+            axes = find_axes(plan, lambda chosen: self._export(plan, chosen), _tolerance(plan))
         axes.write(directory)
         owner = owners(plan)
         for stage in plan.stages:
@@ -132,7 +126,7 @@ class TorchBackend(Backend):
         axes = read_axes(plan, directory)
         return Emitted(self._stages(plan, axes), _tolerance(plan), traced=True, axes=axes)
 
-    def _tried(self, plan: Plan, axes: Axes) -> list[StageRunner]:
+    def _export(self, plan: Plan, axes: Axes) -> list[StageRunner]:
         """Every stage for any size of some axes, once exported if it is to be."""
         for stage in plan.stages if plan.options.get("pt2") else ():
             export_stage(_open_stage(plan, axes, stage.index), named=True)

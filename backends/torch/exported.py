@@ -45,7 +45,7 @@ class _FlatStage(nn.Module):
 
     def run(self, /, **inputs: Tensor) -> tuple[Tensor, ...] | dict[str, Tensor]:
         args = [
-            _named(self, i.name) if i.kind.is_weight else inputs[self._values[i.node]]
+            _tensor_at(self, i.name) if i.kind.is_weight else inputs[self._values[i.node]]
             for i in self._graph.inputs
         ]
         if self._sized is not None:
@@ -88,7 +88,7 @@ def argument_names(graph: Graph) -> dict[str, str]:
     return {i.node: i.name if len(fine) == len(values) else i.node for i in values}
 
 
-def _named(module: nn.Module, name: str) -> Tensor:
+def _tensor_at(module: nn.Module, name: str) -> Tensor:
     path, _, last = name.rpartition(".")
     found: Tensor = getattr(module.get_submodule(path), last)
     return found

@@ -20,7 +20,7 @@ Check = Callable[[Axes], Sequence[StageRunner]]
 """The stages of a plan for open axes; raises a `PipecError` where something cannot have them."""
 
 
-def opened(plan: Plan, stages: Check, tolerance: float) -> Axes:
+def find_axes(plan: Plan, stages: Check, tolerance: float) -> Axes:
     """As many open axes as the stages of a plan can have, and the others with the reason.
 
     Args:
@@ -37,7 +37,7 @@ def opened(plan: Plan, stages: Check, tolerance: float) -> Axes:
     def attempt(axes: Sequence[Axis]) -> None:
         """Make the stages for any size of some axes, and run them."""
         open_axes = Axes(tuple(axes))
-        graphs, sizes = _traced(model, open_axes)
+        graphs, sizes = _trace_sizes(model, open_axes)
         traces = Traces([model.graph, *graphs])
         own = tuple(traces.arguments(lower(s.graph).graph) for s in plan.stages)
         open_axes = replace(open_axes, stages=own, checked=tuple(sizes))
@@ -50,7 +50,7 @@ def opened(plan: Plan, stages: Check, tolerance: float) -> Axes:
     return replace(found.get(axes.open, Axes()), fixed=fixed)
 
 
-def _traced(model: Loaded, axes: Axes) -> tuple[list[Graph], Sequence[Sizes]]:
+def _trace_sizes(model: Loaded, axes: Axes) -> tuple[list[Graph], Sequence[Sizes]]:
     """The model traced at other sizes, and these; only its constants are kept of its weights.
 
     Raises:

@@ -170,7 +170,7 @@ def run(plan: Plan, job: Job, options: RunOptions) -> None:
         if not options.local:
             torch.set_num_threads(max(1, (os.cpu_count() or 1) // plan.schedule.devices))
             stack.enter_context(process_group(patience, options.device))
-            agree(_told(job, options))
+            agree(_common_options(job, options))
         order = plan.schedule if options.drain else endless(plan)
         device = local_device(options.device) if options.local else options.device
         pipeline = pipeline_of(
@@ -179,7 +179,7 @@ def run(plan: Plan, job: Job, options: RunOptions) -> None:
         _finish(plan, job, options, pipeline)
 
 
-def _told(job: Job, options: RunOptions) -> dict[str, str | None]:
+def _common_options(job: Job, options: RunOptions) -> dict[str, str | None]:
     """What all ranks must be told alike, besides what the pipeline itself compares."""
     told = {f.name.replace("_", "-"): getattr(options, f.name) for f in fields(options)}
     told |= {"data": job.data, "rounds": job.rounds}

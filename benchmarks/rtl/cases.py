@@ -22,7 +22,7 @@ from pipec.backends.fpga.engines.steps import Step
 from pipec.backends.fpga.engines.swg import Swg
 from pipec.backends.fpga.engines.tiles import ceil_div
 from pipec.backends.fpga.engines.vvu import Vvu
-from pipec.backends.fpga.fifo import sized
+from pipec.backends.fpga.fifo import size_fifos
 from pipec.backends.fpga.folding import design_at
 from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.stagejson import stage_record
@@ -437,7 +437,7 @@ SIZED = {
 
 def stage(model: str, depth: int | None = None) -> Json:
     """A model as pipec folds it and sizes its FIFOs, or with FIFOs of one depth; no ports."""
-    found = stage_record(sized(design_at(lower(graph_of(*made(model))), SIZED[model])))
+    found = stage_record(size_fifos(design_at(lower(graph_of(*made(model))), SIZED[model])))
     fifos = [{**f, "depth": depth or f["depth"]} for f in found["fifos"]]
     return {**found, "ports": {}, "fifos": fifos}
 
@@ -467,7 +467,7 @@ def stage_cases() -> list[Case]:
 
 def sample(kind: str) -> Json:
     """The stage of a kind's own sample; no ports."""
-    found = stage_record(sized(design_at(lower(graph_of(*made(kind))), SAMPLE_TARGET)))
+    found = stage_record(size_fifos(design_at(lower(graph_of(*made(kind))), SAMPLE_TARGET)))
     return {**found, "ports": {}}
 
 

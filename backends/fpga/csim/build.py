@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipec.backends.fpga.toolchain import compiled, compiler
+from pipec.backends.fpga.toolchain import compile_cached, compiler
 from pipec.errors import BackendError
 
 STANDARD = ("-std=c++17", "-O1", "-ftree-vectorize")
@@ -38,16 +38,16 @@ def build(stage: Path, extra: Sequence[str] = ()) -> Path:
         if not (stage / source).is_file():
             raise BackendError("an emitted file is missing", where=stage / source)
     library = [word for name in LIBRARY for word in ("-include", name)]
-    header = _made(stage, (), ("-x", "c++-header", *library, "/dev/null"), extra, ".h.gch")
+    header = _compile(stage, (), ("-x", "c++-header", *library, "/dev/null"), extra, ".h.gch")
     common = [
-        str(_made(stage, [source.replace(".cpp", ".*")], ("-c", source), extra))
+        str(_compile(stage, [source.replace(".cpp", ".*")], ("-c", source), extra))
         for source in COMMON
     ]
     own = ("-include", str(header.with_suffix("")), *OWN, *common)
-    return _made(stage, ("src/*", "src/engines/*", "tb/*", "csim/*"), own, extra)
+    return _compile(stage, ("src/*", "src/engines/*", "tb/*", "csim/*"), own, extra)
 
 
-def _made(
+def _compile(
     stage: Path, read: Sequence[str], rest: Sequence[str], extra: Sequence[str], ending: str = ""
 ) -> Path:
     """What the compiler makes of texts, unless this process has it."""
@@ -56,4 +56,4 @@ def _made(
     for path in sorted(path for pattern in read for path in stage.glob(pattern)):
         if path.suffix in (".h", ".cpp"):  # weights are read when it runs
             digest.update(f"{path.relative_to(stage)}\0".encode() + path.read_bytes())
-    return compiled(f"{digest.hexdigest()}{ending}", command, "the emitted C++", stage)
+    return compile_cached(f"{digest.hexdigest()}{ending}", command, "the emitted C++", stage)

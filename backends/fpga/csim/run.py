@@ -29,7 +29,7 @@ from pipec.backends.fpga.csim.build import TIMED, build
 from pipec.backends.fpga.cycles import network_of
 from pipec.backends.fpga.simulator.native import Trace, simulate
 from pipec.backends.fpga.stagejson import read_design
-from pipec.backends.fpga.toolchain import ran
+from pipec.backends.fpga.toolchain import run_command
 from pipec.backends.fpga.wire import Wire, wires_of
 from pipec.compiler.cycles import TimedCheck
 from pipec.errors import BackendError
@@ -76,7 +76,7 @@ class CSimulation:
                 self.tokens(values, wire).tofile(data / wire.file)
         self.play(data, numbering=numbering)
         outputs = [w for w in self.wires if not w.is_input]
-        return {w.port.value: self.read(data, w)[0] for w in outputs}
+        return {w.port.value: self.read_frames(data, w)[0] for w in outputs}
 
     def command(self, data: Path, frames: int) -> list[str | Path]:
         """The command line that plays frames; the data files may be pipes."""
@@ -88,9 +88,9 @@ class CSimulation:
         Raises:
             BackendError: It fails.
         """
-        done = ran([*self.command(data, frames), *map(str, numbering)])
+        done = run_command([*self.command(data, frames), *map(str, numbering)])
         if done.returncode != 0:
-            raise failed(self.stage, done.returncode, done.stderr)
+            raise csim_error(self.stage, done.returncode, done.stderr)
 
     def tokens(self, values: Mapping[str, torch.Tensor], wire: Wire) -> NDArray[Any]:
         """One frame of an input as its data file holds it.
@@ -107,28 +107,28 @@ class CSimulation:
             )
         return wire.tokens(values[wire.port.value])
 
-    def read(self, data: Path, wire: Wire, frames: int = 1) -> list[torch.Tensor]:
+    def read_frames(self, data: Path, wire: Wire, frames: int = 1) -> list[torch.Tensor]:
         """The frames of an output's data file."""
-        return [wire.tensor(t) for t in np.split(wire.held(data), frames)]
+        return [wire.tensor(t) for t in np.split(wire.read(data), frames)]
 
 
-def failed(stage: Path, code: int, said: str, when: str = "") -> BackendError:
+def csim_error(stage: Path, code: int, output: str, when: str = "") -> BackendError:
     """The error for a test bench that ended with this exit code and text."""
     return BackendError(
         f"the C simulation of a stage failed{when}",
         where=stage,
-        got=f"exit code {code}: {complaints(said)}",
+        got=f"exit code {code}: {complaints(output)}",
     )
 
 
-def complaints(said: str) -> str:
+def complaints(output: str) -> str:
     r"""What a test bench said, outputs that are right left out.
 
     Example:
         >>> complaints("out_a  max error 0: ok\nout_b  max error 1: FAILED\n")
         'out_b  max error 1: FAILED'
     """
-    lines = said.strip().splitlines()
+    lines = output.strip().splitlines()
     return "\n".join(x for x in lines if not x.endswith(": ok") and "frames are out" not in x)[:500]
 
 
@@ -166,14 +166,14 @@ def handshakes(stage: Path, frames: int, *, keep: bool = False) -> dict[str, lis
     """
     with tempfile.TemporaryDirectory(prefix="pipec-timed-") as folder:
         log = Path(folder) / "handshakes"
-        told = {"PIPEC_HANDSHAKES": str(log)} | ({"PIPEC_ALL_HANDSHAKES": "1"} if keep else {})
-        done = ran([build(stage, TIMED), stage, str(frames)], env={**os.environ, **told})
+        extra = {"PIPEC_HANDSHAKES": str(log)} | ({"PIPEC_ALL_HANDSHAKES": "1"} if keep else {})
+        done = run_command([build(stage, TIMED), stage, str(frames)], env={**os.environ, **extra})
         if done.returncode == DEADLOCK:
             first, *waits = done.stderr.splitlines()
             got, hint = "\n" + "\n".join(waits), "deepen a stream that is full"
             raise BackendError(first, where=stage.name, got=got, hint=hint)
         if done.returncode != 0:
-            raise failed(stage, done.returncode, done.stderr + done.stdout)
+            raise csim_error(stage, done.returncode, done.stderr + done.stdout)
         rows = [line.split() for line in log.read_text().splitlines()]
     return {name: rest for name, *rest in rows}
 
@@ -187,10 +187,10 @@ def check_timing(stage: Path, frames: int = 2) -> TimedCheck:
     design = read_design(stage)
     processes, depths, initial = network_of(design)
     trace = simulate(processes, depths, frames, initial=initial, rigid=True, call=True)
-    return compared(design.name, trace, handshakes(stage, frames), frames)
+    return compare_timing(design.name, trace, handshakes(stage, frames), frames)
 
 
-def compared(name: str, trace: Trace, found: dict[str, list[str]], frames: int) -> TimedCheck:
+def compare_timing(name: str, trace: Trace, found: dict[str, list[str]], frames: int) -> TimedCheck:
     """A simulation of a stage beside what `handshakes` found for as many frames."""
     differing = tuple(
         stream
@@ -223,7 +223,7 @@ def stream(
             for wire in stage.wires:
                 if wire.is_input or (k, wire.port.value) in pipes:
                     continue
-                values = stage.read(folders[k], wire, len(frames))
+                values = stage.read_frames(folders[k], wire, len(frames))
                 for frame, value in zip(found, values, strict=True):
                     frame[wire.port.value] = value
         return found
@@ -280,7 +280,7 @@ def _run_all(commands: Sequence[Sequence[str | Path]], stages: Sequence[CSimulat
             k = ends[end]
             if problem is None and running[k].returncode != 0:
                 code, said = running[k].returncode, end.result()[1]
-                problem = failed(stages[k].stage, code, said, " while all stages ran")
+                problem = csim_error(stages[k].stage, code, said, " while all stages ran")
                 for process in running:
                     process.kill()
     if problem is not None:

@@ -119,12 +119,12 @@ def _with_whole_formats(problem: CostGraph, graph: Graph) -> CostGraph:
     whole: UnionFind[int] = UnionFind(problem.group.tolist())
     for node in graph.calls:
         if node.target is QUANTIZE:
-            inside = [node, *node.users, *_rounded(node)]
+            inside = [node, *node.users, *_walk_rounded(node)]
             whole.union(*(group[n.name] for n in inside if n.name in group))
     return dataclasses.replace(problem, group=np.array([whole[group[n]] for n in problem.names]))
 
 
-def _rounded(node: fx.Node) -> Iterator[fx.Node]:
+def _walk_rounded(node: fx.Node) -> Iterator[fx.Node]:
     """The layer whose results a ``quantize`` rounds, and what is done to each result alone."""
     while True:
         node = node.all_input_nodes[0]

@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from pipec.backends.fpga.cpp import identifier
 from pipec.backends.fpga.design import StageDesign
-from pipec.backends.fpga.emit.headers import filled, own_header
+from pipec.backends.fpga.emit.headers import fill_template, own_header
 from pipec.backends.fpga.engines.parts import BURST
 from pipec.backends.fpga.links import PACKET, WINDOW, Frame
 from pipec.backends.fpga.tables import BEAT_BYTES
@@ -137,7 +137,7 @@ def movers(design: StageDesign, ports: Sequence[str], banks: Sequence[str]) -> t
     )
 
 
-def shared(design: StageDesign, ports: Sequence[str], way: str) -> Shared:
+def share(design: StageDesign, ports: Sequence[str], way: str) -> Shared:
     """The kernel for one side of a stage."""
     known = ports_of(design)
     order = sorted(ports, key=lambda p: (known[p].port.value, p))
@@ -157,6 +157,6 @@ def files_beside(
         ports = [known[name] for name in kernel.ports]
         own = {"kernel": kernel, "ports": ports, "frames": [Frame.of(p.stream) for p in ports]}
         found[kernel.header] = own_header(kernel.header)
-        found[kernel.path] = filled(f"{kernel.folder}.cpp", **facts, **own)
-        found[kernel.config] = filled("kernel.cfg", **facts, **own)
+        found[kernel.path] = fill_template(f"{kernel.folder}.cpp", **facts, **own)
+        found[kernel.config] = fill_template("kernel.cfg", **facts, **own)
     return found

@@ -20,7 +20,7 @@ def own_header(name: str) -> str:
     return (_FOLDER / name).read_text(encoding="utf-8")
 
 
-def filled(name: str, /, **facts: object) -> str:
+def fill_template(name: str, /, **facts: object) -> str:
     """The Jinja template ``hls/text/<name>.in`` with these facts; ``@fact@`` is what it prints.
 
     Raises:

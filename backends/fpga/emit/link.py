@@ -12,8 +12,8 @@ from typing import Any
 from pipec.backends.fpga.banks import banks_of
 from pipec.backends.fpga.cpp import comment
 from pipec.backends.fpga.design import StageDesign, Stream
-from pipec.backends.fpga.emit.beside import GMEM, Mover, Shared, movers, shared
-from pipec.backends.fpga.emit.headers import filled
+from pipec.backends.fpga.emit.beside import GMEM, Mover, Shared, movers, share
+from pipec.backends.fpga.emit.headers import fill_template
 from pipec.backends.fpga.emit.source import top_name
 from pipec.backends.fpga.links import AURORA_BYTES, FLIT_BYTES, Frame, in_packets
 from pipec.backends.fpga.tables import pointers
@@ -132,7 +132,7 @@ def around(design: StageDesign, site: Site) -> Around:
 def sides(design: StageDesign, found: Around) -> list[Side]:
     """The sides of a stage that values cross: the board before, then the one behind."""
     each = ((0, "rx", found.receives), (1, "tx", found.sends))
-    kernels = [(cage, shared(design, ports, way)) for cage, way, ports in each if ports]
+    kernels = [(cage, share(design, ports, way)) for cage, way, ports in each if ports]
     known = ports_of(design)
     return [
         Side(cage, one.way, one, tuple(known[p].stream for p in one.ports)) for cage, one in kernels
@@ -204,7 +204,7 @@ def connectivity(
         host = [port for port in found.host if port not in hands]
         row = {"top": top, "banks": found.banks, "movers": found.movers, "host": host}
         rows.append({**row, "ports": ports_of(design).values()})
-    return filled(
+    return fill_template(
         "link.cfg", stages=rows, kernels=named, links=links, udp=udp, joints=joints,
         elsewhere=elsewhere, gmem=GMEM,
     )  # fmt: skip
@@ -261,7 +261,7 @@ def board_design(
         for bundle, bank in found.banks.items():
             users.setdefault(bank, []).append(f"{cell}/{memory_port(bundle)}")
     memories = [_interconnects(f"ddr4_{k}_ports", users[b]) for k, b in enumerate(sorted(users))]
-    return filled(
+    return fill_template(
         "block_design.tcl",
         stages=[design.name for design, _ in cells.values()],
         board=comment(first.device),

@@ -19,7 +19,7 @@ from pipec.backends.fpga.csim.build import (
 )
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.emit.beside import Beside, files_beside
-from pipec.backends.fpga.emit.headers import filled, own_header
+from pipec.backends.fpga.emit.headers import fill_template, own_header
 from pipec.backends.fpga.emit.link import Site, around, block_design, link_cfg, memory_port, sides
 from pipec.backends.fpga.emit.source import arguments, top_name
 from pipec.backends.fpga.tables import off_chip, on_chip, pointers
@@ -55,7 +55,7 @@ def scripts(design: StageDesign, site: Site, known: Mapping[str, Any]) -> dict[s
         "places": {name: k for k, (_, name) in enumerate(known["arguments"])},
         "moved": {one.port: one.name for one in found.movers},
     }  # fmt: skip
-    texts = {name: filled(name, **told) for name in ("Makefile", "README.md", *VENDOR)}
+    texts = {name: fill_template(name, **told) for name in ("Makefile", "README.md", *VENDOR)}
     if site.alone and site.platform:
         texts["link.cfg"] = link_cfg(design, found)
         texts["link_udp.cfg"] = link_cfg(design, found, udp=True)
@@ -63,7 +63,7 @@ def scripts(design: StageDesign, site: Site, known: Mapping[str, Any]) -> dict[s
         texts["block_design.tcl"] = block_design(design, found)
     if site.has_host:
         pins = _pins(design, [*found.movers, *(side.packets for side in used)])
-        texts |= {name: filled(name.split("/")[1], **told, kernels=pins) for name in HOSTED}
+        texts |= {name: fill_template(name.split("/")[1], **told, kernels=pins) for name in HOSTED}
         texts |= {name: own_header(name) for name in SHIPPED}
     return texts | files_beside(design, beside, platform=site.platform)
 

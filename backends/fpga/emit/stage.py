@@ -20,13 +20,13 @@ from pathlib import Path
 import torch
 
 from pipec.backends.fpga.design import StageDesign
-from pipec.backends.fpga.emit.headers import BENCH, STAND_INS, filled, own_header
+from pipec.backends.fpga.emit.headers import BENCH, STAND_INS, fill_template, own_header
 from pipec.backends.fpga.emit.link import Site
 from pipec.backends.fpga.emit.scripts import scripts
 from pipec.backends.fpga.emit.source import facts
 from pipec.backends.fpga.engines.parts import Weight
 from pipec.backends.fpga.stagejson import Json, stage_record, write_record
-from pipec.backends.fpga.tables import off_chip, on_chip, stored, table_name
+from pipec.backends.fpga.tables import off_chip, on_chip, table_name, table_of
 from pipec.backends.fpga.wire import wires_of
 from pipec.compiler.sizes import run_graph
 from pipec.graph.ir import Graph
@@ -107,7 +107,7 @@ def texts_of(
     """Every text of a stage but ``stage.json``, by the path of its file; as `write_stage`."""
     known = {**facts(design), "site": site, "tolerance": tolerance, "own": own or {}}
     return {
-        **{name: filled(name.split("/")[1], **known) for name in SOURCES},
+        **{name: fill_template(name.split("/")[1], **known) for name in SOURCES},
         **{f"tb/{name}": own_header(f"tb/{name}") for name in BENCH},
         **{f"src/engines/{name}": own_header(f"engines/{name}") for name in known["headers"]},
         **{f"csim/{name}": own_header(f"csim/{name}") for name in STAND_INS},
@@ -125,4 +125,4 @@ def write_tables(design: StageDesign, directory: Path) -> None:
     """Write the images of all tables, as the model's weights are now."""
     directory.mkdir(parents=True, exist_ok=True)
     for name, weight in tables_of(design).items():
-        stored(weight).tofile(directory / f"{name}.bin")
+        table_of(weight).tofile(directory / f"{name}.bin")

@@ -28,7 +28,7 @@ from pipec.backends.fpga.engines.steps import MapStep
 from pipec.backends.fpga.engines.tiles import ceil_div, lanes_for
 from pipec.backends.fpga.engines.window import Window
 from pipec.backends.fpga.numbers import kind_of
-from pipec.backends.fpga.runs import Run, Runs, cleaned, cycles
+from pipec.backends.fpga.runs import Run, Runs, clean, cycles
 
 Tables = Callable[[Table], Tensor]
 """Tables as tensors."""
@@ -47,7 +47,7 @@ class Nest(ABC):
 
     Attributes:
         label: What its engines are called, if not as the class; ``function`` its C++ function.
-        constants: Constants of its C++ struct (`named`).
+        constants: Constants of its C++ struct (`look_up`).
         tables: Roles of the tables that its C++ function takes (`Unit`).
         additions: Integer additions of its counters and addresses.
         updates: Whether one loop both reads and writes its working memory.
@@ -85,7 +85,7 @@ class Nest(ABC):
         """Cycles per frame when nothing makes it wait."""
         return cycles(nest_table(self, ii, inputs))
 
-    def folded(self, layer: "Layer", target: int, dtype: str, block: int = 0) -> "Folded":
+    def fold(self, layer: "Layer", target: int, dtype: str, block: int = 0) -> "Folded":
         """The cheapest form in which a layer takes at most ``target`` cycles per frame.
 
         A `Mvu` streams its weights with ``block`` vectors per pass; 0 keeps them on chip.
@@ -122,13 +122,13 @@ class Nest(ABC):
     def unit(self, engine: "Engine") -> "Unit":
         """How it is written in C++."""
         function = self.function or self.label or self.kind()
-        return Unit(function, self.named(self.constants), tables=self.tables)
+        return Unit(function, self.look_up(self.constants), tables=self.tables)
 
     def header(self) -> str:
         """Its C++ header, in ``hls/engines``."""
         return self.__module__.rpartition(".")[2] + ".h"
 
-    def named(self, names: str) -> dict[str, int]:
+    def look_up(self, names: str) -> dict[str, int]:
         """C++ constants from its fields: of their names in lower case, or as ``C=channels`` says.
 
         ``*`` stands for all fields in order.
@@ -176,7 +176,7 @@ class Rows(Nest):
         """Pipeline depth of its data path, the register of its result included."""
         return 2
 
-    def folded(self, layer: "Layer", target: int, dtype: str, block: int = 0) -> "Folded":
+    def fold(self, layer: "Layer", target: int, dtype: str, block: int = 0) -> "Folded":
         nest = dataclasses.replace(self, lanes=layer.row_lanes(target))
         return Folded(nest, nest.lanes, nest.depth(dtype))
 
@@ -184,7 +184,7 @@ class Rows(Nest):
 @lru_cache(maxsize=4096)
 def nest_table(nest: Nest, ii: int, inputs: int) -> Runs:
     """The run table of a nest, without empty runs; see `Nest.runs`."""
-    return cleaned(nest.runs(ii, inputs))
+    return clean(nest.runs(ii, inputs))
 
 
 @dataclass(frozen=True)

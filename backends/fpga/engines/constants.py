@@ -60,16 +60,16 @@ class Constants:
         return np.asarray((found.float() if half else found).numpy())
 
     def _tensor(self, node: fx.Node) -> torch.Tensor:
-        found = self._run(node)
+        found = self._evaluate(node)
         assert isinstance(found, torch.Tensor)
         return found.detach()
 
-    def _run(self, node: fx.Node) -> Any:
+    def _evaluate(self, node: fx.Node) -> Any:
         if node not in self._known:
             if node.op == "placeholder":
                 self._known[node] = self._weight(node)
             else:
-                args, kwargs = fx.node.map_arg((node.args, node.kwargs), self._run)
+                args, kwargs = fx.node.map_arg((node.args, node.kwargs), self._evaluate)
                 assert callable(node.target)
                 with torch.no_grad():
                     self._known[node] = node.target(*args, **kwargs)

@@ -46,7 +46,7 @@ class Spread(Nest):
     sh: int
     sw: int
 
-    def folded(self, layer: Layer, target: int, dtype: str, block: int = 0) -> Folded:
+    def fold(self, layer: Layer, target: int, dtype: str, block: int = 0) -> Folded:
         lanes = layer.row_lanes(target)
         nest = dataclasses.replace(self, cf=ceil_div(self.cf, lanes), lanes=lanes)
         return Folded(nest, lanes, 2)

@@ -8,7 +8,7 @@ from typing import Self
 import numpy as np
 
 from pipec.backends.fpga.engines.steps import Step
-from pipec.backends.fpga.numbers import fixed_point
+from pipec.backends.fpga.numbers import parse_fixed
 
 _WIDEST = 62
 """Bits, without the sign, that a whole number may take: C++ computes in ``int64_t``."""
@@ -31,7 +31,7 @@ class Exact:
     @classmethod
     def raw(cls, name: str, dtype: str) -> Self:
         """A variable of a fixed-point type."""
-        width, integer = fixed_point(dtype) or (0, 0)
+        width, integer = parse_fixed(dtype) or (0, 0)
         return cls(f"int64_t({name}.raw)", width - integer, width - 1)
 
     @classmethod
@@ -43,7 +43,7 @@ class Exact:
         over, under = number.as_integer_ratio()
         return cls(f"int64_t({over})", under.bit_length() - 1, abs(over).bit_length())
 
-    def scaled(self, fraction: int) -> Self:
+    def scale(self, fraction: int) -> Self:
         """The same number with at least as many bits of fraction."""
         more = fraction - self.fraction
         if more <= 0:
@@ -70,7 +70,7 @@ def chain(steps: Sequence[Step], dtype: str) -> list[str] | None:
     type of the result. None if that is not fixed-point, or a step needs floating point: a function
     such as exp, a division, more bits than 62.
     """
-    if fixed_point(dtype) is None:
+    if parse_fixed(dtype) is None:
         return None
     lines = list[str]()
     x = Exact.raw("x", dtype)
@@ -82,7 +82,7 @@ def chain(steps: Sequence[Step], dtype: str) -> list[str] | None:
             return None
         x = found
     fraction = Exact.raw("x", dtype).fraction
-    x = x.scaled(fraction)
+    x = x.scale(fraction)
     if x.bits > _WIDEST:
         return None
     return [*lines, f"return T::of<{x.fraction - fraction}>({x.text});"]  # half to even
@@ -106,13 +106,13 @@ def _step(step: Step, k: int, x: Exact, dtype: str) -> Exact | None:
     if op == "mul":
         return _product(x, y)
     if op == "leaky_relu":
-        low, high = _product(x, y), x.scaled(x.fraction + y.fraction)
+        low, high = _product(x, y), x.scale(x.fraction + y.fraction)
         text = f"{x.text} > 0 ? {high.text} : {low.text}"
         return Exact(text, low.fraction, max(low.bits, high.bits))
     if op not in _ALIGNED:
         return None
     fraction = max(x.fraction, y.fraction)
-    x, y = x.scaled(fraction), y.scaled(fraction)
+    x, y = x.scale(fraction), y.scale(fraction)
     return Exact(_ALIGNED[op].format(x=x.text, y=y.text), fraction, max(x.bits, y.bits) + 1)
 
 
@@ -133,12 +133,12 @@ def factor(value: float, beside: int) -> tuple[int, int]:
     return (whole << -shift, 0) if shift < 0 else (whole, shift)
 
 
-def finished(value: float, terms: int, dtype: str) -> list[str] | None:
+def finish_body(value: float, terms: int, dtype: str) -> list[str] | None:
     """The body that scales a sum of so many products and rounds it.
 
     None if floating point is needed.
     """
-    form = fixed_point(dtype)
+    form = parse_fixed(dtype)
     if form is None:
         return None
     width, fraction = form[0], form[0] - form[1]

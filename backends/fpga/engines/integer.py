@@ -14,7 +14,7 @@ def limits(engine: Engine) -> dict[str, int]:
     return {} if by is None else {"SHIFT": by.shift, "LOW": by.low, "HIGH": by.high}
 
 
-def narrowed(engine: Engine) -> str:
+def narrow(engine: Engine) -> str:
     """The C++ function that takes a sum to 8 bits."""
     return f"narrowed<{cpp_type(engine.result)}, {identifier(engine.name)}>"
 

@@ -25,7 +25,7 @@ from pipec.backends.fpga.arithmetic import (
 from pipec.backends.fpga.cpp import cpp_type, literal
 from pipec.backends.fpga.engines.base import Engine, Folded, Layer, Rows, Tables, Unit
 from pipec.backends.fpga.engines.fixed import chain
-from pipec.backends.fpga.engines.integer import limits, multiplier, narrowed, real_type, rescaling
+from pipec.backends.fpga.engines.integer import limits, multiplier, narrow, real_type, rescaling
 from pipec.backends.fpga.engines.parts import Table, in_tokens, weight
 from pipec.backends.fpga.engines.steps import (
     BINARY,
@@ -37,7 +37,7 @@ from pipec.backends.fpga.engines.steps import (
     results,
 )
 from pipec.backends.fpga.engines.tiles import ceil_div
-from pipec.backends.fpga.numbers import Int8, fixed_point, int8_format, kind_of, multipliers
+from pipec.backends.fpga.numbers import Int8, int8_format, kind_of, multipliers, parse_fixed
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Map(Rows):
 
     steps: tuple[Step, ...] = ()
 
-    def folded(self, layer: Layer, target: int, dtype: str, block: int = 0) -> Folded:
+    def fold(self, layer: Layer, target: int, dtype: str, block: int = 0) -> Folded:
         lanes = layer.row_lanes(target)
         cf = ceil_div(layer.channels, lanes)
         if dtype == "int8" and mode_of(layer.steps) is Mode.AFFINE:
@@ -81,7 +81,7 @@ class Map(Rows):
 
     def _is_real(self, dtype: str) -> bool:
         """Whether fixed-point numbers are taken to float32 and back."""
-        return fixed_point(dtype) is not None and chain(self.steps, dtype) is None
+        return parse_fixed(dtype) is not None and chain(self.steps, dtype) is None
 
     def logic(self, dtype: str) -> tuple[float, float]:
         if self._is_real(dtype):
@@ -96,7 +96,7 @@ class Map(Rows):
         return steps_cost((s.op for s in self.steps), self.lanes, dtype)
 
     def unit(self, engine: Engine) -> Unit:
-        constants = self.named("ROWS C=channels LANES")
+        constants = self.look_up("ROWS C=channels LANES")
         if (unit := self._integer(engine, constants)) is not None:
             return unit
         whole = chain(self.steps, engine.dtype) if self.steps else ["return x;"]
@@ -125,7 +125,7 @@ class Map(Rows):
         x, y = cpp_type(engine.dtype), cpp_type(engine.result)
         constants = {**constants, **limits(engine)}
         if self.steps[0].op == "affine":
-            body = f"return {narrowed(engine)}(int64_t(x.steps()) * t0.multiplier + t0.bias);"
+            body = f"return {narrow(engine)}(int64_t(x.steps()) * t0.multiplier + t0.bias);"
             functions = {f"{y} op({x} x, rescale t0)": [body]}
             return Unit("map1", constants, functions, tables=("table0",))
         mode = mode_of(self.steps)
@@ -142,7 +142,7 @@ class Map(Rows):
             a, b = sum_multipliers(self.steps[0].op, (reads, second), writes)[0]
             found = f"int64_t(x.steps()) * {a} + int64_t(y.steps()) * {b}"
         functions = {f"{y} op({x} x, {cpp_type(engine.second)} y)": [
-            f"return {narrowed(engine)}({found});"
+            f"return {narrow(engine)}({found});"
         ]}  # fmt: skip
         return Unit("map2", constants, functions)
 

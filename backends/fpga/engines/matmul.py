@@ -11,8 +11,8 @@ from torch import Tensor
 from pipec.backends.fpga.arithmetic import MUL, arithmetic, place_depth, sums_depth
 from pipec.backends.fpga.cpp import cpp_type, digits, literal
 from pipec.backends.fpga.engines.base import Engine, Folded, Layer, Tables, Unit
-from pipec.backends.fpga.engines.fixed import finished
-from pipec.backends.fpga.engines.integer import limits, multiplier, narrowed
+from pipec.backends.fpga.engines.fixed import finish_body
+from pipec.backends.fpga.engines.integer import limits, multiplier, narrow
 from pipec.backends.fpga.engines.mvu import Dense, products_logic, vector_runs
 from pipec.backends.fpga.engines.tiles import (
     LOAD_SHARES,
@@ -87,7 +87,7 @@ class Matmul(Dense):
     def units(self) -> int:
         return self.pe * self.simd
 
-    def folded(self, layer: Layer, target: int, dtype: str, block: int = 0) -> Folded:
+    def fold(self, layer: Layer, target: int, dtype: str, block: int = 0) -> Folded:
         vectors, cost = self.vectors, arithmetic(dtype)
         *outer, channels = self.b_sizes
         rows = math.prod(outer)
@@ -133,15 +133,15 @@ class Matmul(Dense):
             "return {g, n, k};",
         ]
         if engine.narrowing is not None:
-            body = f"return {narrowed(engine)}(int64_t(sum) * {multiplier(engine)});"
+            body = f"return {narrow(engine)}(int64_t(sum) * {multiplier(engine)});"
             functions = {f"{cpp_type(engine.result)} finish(int32_t sum)": [body]}
-        elif whole := finished(self.scale, self.taps * self.channels, engine.dtype):
+        elif whole := finish_body(self.scale, self.taps * self.channels, engine.dtype):
             functions = {"T finish(sum_t<T> sum)": whole}
         else:
             scaled = f"return real_t<T>(sum) * {literal(self.scale, engine.dtype)};"
             functions = {"real_t<T> finish(sum_t<T> sum)": [scaled]}
         functions["engine::b_place place(int i)"] = place
-        return Unit("matmul", self.named(names) | ends | limits(engine), functions)
+        return Unit("matmul", self.look_up(names) | ends | limits(engine), functions)
 
     def compute(self, layer: Layer, reads: Sequence[Tensor], table: Tables) -> Tensor:
         reduction = self.taps * self.channels

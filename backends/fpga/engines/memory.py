@@ -37,7 +37,7 @@ class Gather(Nest):
         """Tokens per row."""
         return ceil_div(self.channels, self.lanes)
 
-    def folded(self, layer: Layer, target: int, dtype: str, block: int = 0) -> Folded:
+    def fold(self, layer: Layer, target: int, dtype: str, block: int = 0) -> Folded:
         nest = dataclasses.replace(self, lanes=layer.row_lanes(target))
         table = rows_table(layer, (nest.entries, nest.cf), nest.lanes, dtype)
         return Folded(nest, nest.lanes, 2 * PICK + ADDRESS + MEMORY + 1, table)

@@ -42,7 +42,7 @@ class Mover(Nest):
         return ((self.lanes * bits_of(dtype), not self.writes),)
 
     def unit(self, engine: Engine) -> Unit:
-        return Unit(self.kind(), self.named(self.constants), arguments=self.counts)
+        return Unit(self.kind(), self.look_up(self.constants), arguments=self.counts)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from pipec.backends.fpga.arithmetic import MEMORY, N, arithmetic, sums_depth
 from pipec.backends.fpga.engines.base import Engine, Folded, Layer, Nest, Tables, Unit
 from pipec.backends.fpga.engines.integer import bias_of, limits, rescaling
 from pipec.backends.fpga.engines.parts import PORT_BITS, Array, Weight, in_tokens, weight
-from pipec.backends.fpga.engines.swg import convolved, window_cycles
+from pipec.backends.fpga.engines.swg import convolve, window_cycles
 from pipec.backends.fpga.engines.tiles import ceil_div, ceil_tiles
 from pipec.backends.fpga.engines.window import Window
 from pipec.backends.fpga.numbers import bits_of
@@ -125,7 +125,7 @@ class Mvu(Product):
     def units(self) -> int:
         return self.pe * self.simd
 
-    def folded(self, layer: Layer, target: int, dtype: str, block: int = 0) -> Folded:
+    def fold(self, layer: Layer, target: int, dtype: str, block: int = 0) -> Folded:
         simd, kp, sf, reading = _input_sides(self, layer.window)
         vectors = self.n * self.groups
         if block == 0:
@@ -133,7 +133,7 @@ class Mvu(Product):
             pe = -(-self.rows // folds)
             cycles = vectors * -(-self.rows // pe) * sf
         else:
-            tiles, busy = _streamed_cycles(self, layer.window, block, dtype)
+            tiles, busy = _cycles_of_streaming(self, layer.window, block, dtype)
             reached = busy <= target
             first = np.where(reached.any(axis=1), reached.argmax(axis=1), busy.argmin(axis=1))
             pe, cycles = tiles[first], busy[np.arange(len(sf)), first]
@@ -193,7 +193,7 @@ class Mvu(Product):
         return products_logic(self.units, sums, self.pe, dtype, self.pe)
 
     def unit(self, engine: Engine) -> Unit:
-        constants = self.named("N GROUPS NF SF PE SIMD PARTIAL BLOCK")
+        constants = self.look_up("N GROUPS NF SF PE SIMD PARTIAL BLOCK")
         function = "mvu_block" if self.block > 1 else f"mvu_{self.order.lower()}"
         tables = ("weight", bias_of(engine))[self.streamed :]
         constants |= limits(engine)
@@ -203,12 +203,12 @@ class Mvu(Product):
         weight, window = table(layer.tables["weight"]), layer.window
         if window is not None:
             kernel = weight.reshape(-1, window.kh, window.kw, self.channels).permute(0, 3, 1, 2)
-            found = convolved(window, reads[0], kernel, self.groups)
+            found = convolve(window, reads[0], kernel, self.groups)
         else:
             x = reads[0].reshape(self.n, self.groups, -1).transpose(0, 1)
             matrix = weight.reshape(self.groups, self.rows, -1).transpose(1, 2)
             found = (x @ matrix).transpose(0, 1)
-        return biased(layer, found.reshape(self.n, self.groups, self.rows), table)
+        return add_bias(layer, found.reshape(self.n, self.groups, self.rows), table)
 
 
 def input_tokens(nest: Product, window: Window | None) -> list[tuple[int, int]]:
@@ -235,7 +235,7 @@ def _input_sides(nest: Mvu, window: Window | None) -> NDArray[np.int64]:
 
 
 @lru_cache(maxsize=4096)
-def _streamed_cycles(
+def _cycles_of_streaming(
     nest: Mvu, window: Window | None, block: int, dtype: str
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """PEs that may be chosen, [PEs], and busy cycles with streamed weights, [input sides, PEs].
@@ -330,7 +330,7 @@ def _matrix(layer: Layer, nest: Mvu, dtype: str) -> Weight:
     cf = ceil_div(nest.channels, lanes)
     swap = nest.streamed and nest.order == "B"
 
-    def cut(w: Array) -> Array:
+    def arrange(w: Array) -> Array:
         """The matrix in the order in which the engine reads it, zeros behind."""
         pad_out, pad_in = nest.nf * nest.pe - nest.rows, cf * lanes - nest.channels
         if pad_out or pad_in:
@@ -341,9 +341,9 @@ def _matrix(layer: Layer, nest: Mvu, dtype: str) -> Weight:
 
     first = (nest.sf, nest.nf) if swap else (nest.nf, nest.sf)
     shape = (nest.groups, *first, nest.simd, nest.pe)
-    return weight("weight", shape, layer.tables["weight"], dtype, cut)
+    return weight("weight", shape, layer.tables["weight"], dtype, arrange)
 
 
-def biased(layer: Layer, found: Tensor, table: Tables) -> Tensor:
+def add_bias(layer: Layer, found: Tensor, table: Tables) -> Tensor:
     """Results of a product with the layer's bias, if it has one."""
     return found + table(layer.tables["bias"]) if "bias" in layer.tables else found

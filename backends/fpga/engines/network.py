@@ -18,7 +18,7 @@ from pipec.backends.fpga.engines.parts import Table
 from pipec.backends.fpga.engines.perm import Perm
 from pipec.backends.fpga.engines.route import Repeat
 from pipec.backends.fpga.engines.steps import MapStep
-from pipec.backends.fpga.engines.view import View, merged, permutation, standard_order, strides_of
+from pipec.backends.fpga.engines.view import View, merge, permutation, standard_order, strides_of
 from pipec.backends.fpga.numbers import Int8
 from pipec.graph.ir import Graph, origin, tensors
 
@@ -365,7 +365,7 @@ class Builder:
             raise UnsupportedError("a broadcast over a mixed element order")
         strides = strides_of(shape)
         kept = [(size, step * strides[axis]) for axis, size, step in pieces if shape[axis] > 1]
-        small = self.reorder(node, small, View(small.view.shape, merged(kept)), small.channels)
+        small = self.reorder(node, small, View(small.view.shape, merge(kept)), small.channels)
         sizes = [size if shape[axis] > 1 else 1 for axis, size, _ in pieces]
         runs = groupby(range(len(pieces)), key=lambda k: sizes[k] > 1)
         missing = [list(run) for present, run in runs if not present]

@@ -29,7 +29,7 @@ from pipec.backends.fpga.engines.base import Engine, Folded, Layer, Nest, Tables
 from pipec.backends.fpga.engines.integer import real_type
 from pipec.backends.fpga.engines.parts import in_tokens, weight
 from pipec.backends.fpga.engines.tiles import ceil_div, lanes_for
-from pipec.backends.fpga.numbers import bits_of, fixed_point, kind_of
+from pipec.backends.fpga.numbers import bits_of, kind_of, parse_fixed
 from pipec.backends.fpga.runs import Loop, Run, Runs
 
 HAND_OVER = 2
@@ -119,7 +119,7 @@ class Norm(Nest):
     def header(self) -> str:
         return "rowgrad.h" if self.is_gradient else "norm.h"
 
-    def folded(self, layer: Layer, target: int, dtype: str, block: int = 0) -> Folded:
+    def fold(self, layer: Layer, target: int, dtype: str, block: int = 0) -> Folded:
         nest, lanes = dataclasses.replace(self, lanes=0), 1
         while nest.lanes < lanes:  # more lanes, longer gaps
             nest = dataclasses.replace(self, lanes=lanes)
@@ -174,11 +174,11 @@ class Norm(Nest):
     def logic(self, dtype: str) -> tuple[float, float]:
         steps = (*ROW_OPS[self.op], *["mul"] * self.scale, *["add"] * self.shift)
         dsp, lut = steps_cost(steps, self.lanes, "float32")
-        converted = self.lanes * (fixed_point(dtype) is not None)
+        converted = self.lanes * (parse_fixed(dtype) is not None)
         return dsp + converted * CONVERTED[0], lut + converted * CONVERTED[1]
 
     def unit(self, engine: Engine) -> Unit:
-        constants = self.named("ROWS TAPS C=channels LANES")
+        constants = self.look_up("ROWS TAPS C=channels LANES")
         first, *others = self.gaps or (1,) * self.passes
         cases = "".join(f"pass == {k} ? {gap} : " for k, gap in enumerate(others, 1))
         gaps = {"int gap(int pass)": [f"return {cases}{first};"]}

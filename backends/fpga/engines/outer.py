@@ -40,7 +40,7 @@ class Outer(Product):
         """Output tokens per frame."""
         return self.groups * self.rows * self.sf
 
-    def folded(self, layer: Layer, target: int, dtype: str, block: int = 0) -> Folded:
+    def fold(self, layer: Layer, target: int, dtype: str, block: int = 0) -> Folded:
         """Cheapest PE and SIMD: products per vector, and the matrix written at the end."""
         found = list[tuple[int, ...]]()
         window, vectors = layer.window, self.n * self.groups

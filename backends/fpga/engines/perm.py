@@ -76,7 +76,7 @@ class Perm(Nest):
         first = lanes_for(use.channels, 2 * use.rows, target)
         return first, lanes_for(layer.channels, 2 * layer.rows, target)
 
-    def folded(self, layer: Layer, target: int, dtype: str, block: int = 0) -> Folded:
+    def fold(self, layer: Layer, target: int, dtype: str, block: int = 0) -> Folded:
         first, lanes = self._lanes(layer, target)
         nest = dataclasses.replace(self, lanes_in=first, lanes_out=lanes)
         return Folded(nest, lanes, nest.depth, reads=(first,), dtype=layer.inputs[0].dtype)
@@ -119,12 +119,12 @@ class Perm(Nest):
     def unit(self, engine: Engine) -> Unit:
         if self._banked:
             return Unit(
-                "transpose", self.named("BLOCKS ROWS=channels_out C=channels_in LANES=lanes_in")
+                "transpose", self.look_up("BLOCKS ROWS=channels_out C=channels_in LANES=lanes_in")
             )
         ends = "C_IN=channels_in LANES_IN READS C_OUT=channels_out LANES_OUT WRITES"
-        source = {"int from(int i)": permuted(self.sizes, self.order, self.backwards)}
+        source = {"int from(int i)": index_lines(self.sizes, self.order, self.backwards)}
         function = "perm_words" if self._whole else "perm"
-        return Unit(function, self.named(f"BLOCKS ELEMENTS {ends}"), source)
+        return Unit(function, self.look_up(f"BLOCKS ELEMENTS {ends}"), source)
 
     def compute(self, layer: Layer, reads: Sequence[Tensor], table: Tables) -> Tensor:
         x = reads[0].reshape(self.blocks, *self.sizes)
@@ -137,7 +137,7 @@ SMALL_BLOCK = 4096
 matrices are turned several lanes at a time (``transpose.h``)."""
 
 
-def permuted(
+def index_lines(
     sizes: tuple[int, ...], order: tuple[int, ...], backwards: tuple[int, ...] = ()
 ) -> list[str]:
     """Lines that take an index of the transposed block to one of the block.

@@ -30,7 +30,7 @@ class ArgMax(Window, Nest):
     def outside(self) -> float:
         return -math.inf
 
-    def folded(self, layer: Layer, target: int, dtype: str, block: int = 0) -> Folded:
+    def fold(self, layer: Layer, target: int, dtype: str, block: int = 0) -> Folded:
         rows = self.batch * max(self.oh * self.ow * self.taps, self.h * self.w)
         lanes = lanes_for(layer.channels, rows, target)
         nest = dataclasses.replace(self, cf=ceil_div(self.cf, lanes), lanes=lanes)
@@ -85,7 +85,7 @@ class Scatter(Window, Nest):
         edges = [0, *final, self.h]
         return [b - a for a, b in pairwise(edges)]
 
-    def folded(self, layer: Layer, target: int, dtype: str, block: int = 0) -> Folded:
+    def fold(self, layer: Layer, target: int, dtype: str, block: int = 0) -> Folded:
         pixels = self.batch * (self.oh * self.ow + self.h * self.w)
         lanes = lanes_for(layer.channels, pixels, target)
         wide = dataclasses.replace(self, cf=ceil_div(self.cf, lanes), lanes=lanes)

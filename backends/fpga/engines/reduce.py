@@ -16,9 +16,9 @@ from pipec.backends.fpga.engines.base import Engine, Folded, Layer, Nest, Tables
 from pipec.backends.fpga.engines.fixed import factor
 from pipec.backends.fpga.engines.integer import limits, multiplier, rescaling
 from pipec.backends.fpga.engines.parts import Weight, weight
-from pipec.backends.fpga.engines.swg import convolved, padded, window_factors
+from pipec.backends.fpga.engines.swg import convolve, pad_window, window_factors
 from pipec.backends.fpga.engines.tiles import ceil_div, lanes_for
-from pipec.backends.fpga.numbers import fixed_point, int8_format, kind_of
+from pipec.backends.fpga.numbers import int8_format, kind_of, parse_fixed
 from pipec.backends.fpga.runs import Loop, Run, Runs
 
 
@@ -60,8 +60,8 @@ class Reduce(Nest):
     def outside(self) -> float:
         return -math.inf if self.op == "max" else 0.0
 
-    def folded(self, layer: Layer, target: int, dtype: str, block: int = 0) -> Folded:
-        real = dtype != "int8" and fixed_point(dtype) is None
+    def fold(self, layer: Layer, target: int, dtype: str, block: int = 0) -> Folded:
+        real = dtype != "int8" and parse_fixed(dtype) is None
         latency = arithmetic(dtype).add_latency if self.op == "sum" else 1 + real
         if layer.window is None:
             lanes = lanes_for(layer.channels, layer.rows * self.window, target)
@@ -103,7 +103,7 @@ class Reduce(Nest):
         return (units * cost.add_dsp + self.lanes * cost.mul_dsp, 200.0 * units)
 
     def unit(self, engine: Engine) -> Unit:
-        constants = self.named("N WINDOW CF LANES KP PARTIAL")
+        constants = self.look_up("N WINDOW CF LANES KP PARTIAL")
         op = "add" if self.op == "sum" else self.op
         functions = {"term_t<T> combine(term_t<T> x, term_t<T> y)": [f"return ops::{op}(x, y);"]}
         exact = bool(engine.result) and int8_format(engine.dtype) is not None
@@ -114,7 +114,7 @@ class Reduce(Nest):
             return Unit("reduce", constants, functions, tables=(table,))
         if not exact and self.scale == 1:
             argument = "engine::unscaled()"
-        elif not exact and (form := fixed_point(engine.dtype)) is not None:
+        elif not exact and (form := parse_fixed(engine.dtype)) is not None:
             taken = form[0] - 1 + (self.window * self.kp - 1).bit_length()  # bits of a sum
             argument = "engine::ratio<{}, {}>()".format(*factor(self.scale, taken))
         elif not exact:
@@ -136,11 +136,11 @@ class Reduce(Nest):
             return x.amax(1) if self.op == "max" else x.amin(1)
         if self.op == "sum":
             ones = torch.ones(window.cf, 1, window.kh, window.kw)
-            found = convolved(window, reads[0], ones, window.cf)
+            found = convolve(window, reads[0], ones, window.cf)
             if "scale" in layer.tables:
                 return found * table(layer.tables["scale"]).reshape(window.oh, window.ow, 1)
             return found * self.scale
-        maps = padded(window, reads[0], -np.inf)
+        maps = pad_window(window, reads[0], -np.inf)
         found = functional.max_pool2d(
             maps, (window.kh, window.kw), (window.sh, window.sw), 0, (window.dh, window.dw)
         )

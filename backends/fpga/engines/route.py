@@ -41,7 +41,7 @@ class Concat(Nest):
     outer: int
     sizes: tuple[int, ...]
 
-    def folded(self, layer: Layer, target: int, dtype: str, block: int = 0) -> Folded:
+    def fold(self, layer: Layer, target: int, dtype: str, block: int = 0) -> Folded:
         lanes = layer.row_lanes(target)
         if any(u.channels != layer.channels for u in layer.inputs):
             lanes = divisor_for(math.gcd(*self.sizes), layer.channels, layer.rows, target)
@@ -98,7 +98,7 @@ class Slice(Nest):
             unit *= math.gcd(self.size, self.start, self.stop)
         return divisor_for(unit, use.channels, use.rows, target)
 
-    def folded(self, layer: Layer, target: int, dtype: str, block: int = 0) -> Folded:
+    def fold(self, layer: Layer, target: int, dtype: str, block: int = 0) -> Folded:
         lanes, channels = self._lanes(layer.inputs[0], target), layer.inputs[0].channels
         if self.inner % channels == 0:
             inner = self.inner // channels * ceil_div(channels, lanes)
@@ -139,7 +139,7 @@ class Repeat(Nest):
     inner: int
     times: int
 
-    def folded(self, layer: Layer, target: int, dtype: str, block: int = 0) -> Folded:
+    def fold(self, layer: Layer, target: int, dtype: str, block: int = 0) -> Folded:
         lanes = layer.row_lanes(target)
         inner = self.inner // layer.channels * ceil_div(layer.channels, lanes)
         nest = dataclasses.replace(self, inner=inner)
@@ -171,7 +171,7 @@ class Const(Rows):
     constants = "LANES TOKENS"
     tables = ("table",)
 
-    def folded(self, layer: Layer, target: int, dtype: str, block: int = 0) -> Folded:
+    def fold(self, layer: Layer, target: int, dtype: str, block: int = 0) -> Folded:
         nest = dataclasses.replace(self, lanes=layer.row_lanes(target))
         return Folded(nest, nest.lanes, 2, rows_table(layer, (nest.tokens,), nest.lanes, dtype))
 

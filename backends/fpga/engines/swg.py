@@ -22,7 +22,7 @@ class Swg(Window, Nest):
 
     additions = 18
 
-    def folded(self, layer: Layer, target: int, dtype: str, block: int = 0) -> Folded:
+    def fold(self, layer: Layer, target: int, dtype: str, block: int = 0) -> Folded:
         # a product loads them in bursts, for which they would otherwise wait in a FIFO
         rows = max(layer.rows, layer.inputs[0].rows)
         lanes = lanes_for(layer.channels, rows, target // max(LOAD_SHARES))
@@ -52,7 +52,7 @@ class Swg(Window, Nest):
 
     def unit(self, engine: Engine) -> Unit:
         names = "BATCH H W CF LANES KH KW SH SW DH DW PT PL OH OW GROUPS KP"
-        constants = self.named(names) | {"FIRINGS": image_cycles(self)}
+        constants = self.look_up(names) | {"FIRINGS": image_cycles(self)}
         if not self.is_line:
             ring = ring_of(self)
             constants |= {"LEAD": ring.lead, "START": ring.start, "SLOTS": ring.slots}
@@ -83,7 +83,7 @@ def window_factors(window: Window, channels: int, target: int) -> tuple[int, int
     return min(forms, key=lambda form: score(*form))
 
 
-def padded(window: Window, x: Tensor, value: float) -> Tensor:
+def pad_window(window: Window, x: Tensor, value: float) -> Tensor:
     """``[batch, channels, h, w]`` with the padding of a window around it."""
     maps = x.reshape(window.batch, window.h, window.w, window.cf).permute(0, 3, 1, 2)
     high = (window.oh - 1) * window.sh + (window.kh - 1) * window.dh + 1
@@ -92,10 +92,10 @@ def padded(window: Window, x: Tensor, value: float) -> Tensor:
     return functional.pad(maps, (window.pl, right, window.pt, bottom), value=value)
 
 
-def convolved(window: Window, x: Tensor, weight: Tensor, groups: int) -> Tensor:
+def convolve(window: Window, x: Tensor, weight: Tensor, groups: int) -> Tensor:
     """``[batch, oh, ow, out]`` of ``x``."""
     found = functional.conv2d(
-        padded(window, x, 0.0), weight, None, (window.sh, window.sw), 0,
+        pad_window(window, x, 0.0), weight, None, (window.sh, window.sw), 0,
         (window.dh, window.dw), groups,
     )  # fmt: skip
     return found.permute(0, 2, 3, 1)

@@ -50,7 +50,7 @@ class View:
             ((25, 1), (8, 25))
         """
         strides = strides_of(shape)
-        return View(tuple(shape), merged([(shape[d], strides[d]) for d in order]))
+        return View(tuple(shape), merge([(shape[d], strides[d]) for d in order]))
 
     @property
     def numel(self) -> int:
@@ -99,7 +99,7 @@ class View:
         strides = strides_of(shape)
         place = {d: k for k, d in enumerate(order)}
         atoms = [(size, step * strides[place[axis]]) for axis, size, step in pieces]
-        return View(shape, merged(atoms))
+        return View(shape, merge(atoms))
 
     def split(self, axes: Sequence[int]) -> tuple[list[Atom], list[Atom]] | None:
         """Atoms outside ``axes``, then those of ``axes``, if the latter are the innermost ones.
@@ -134,7 +134,7 @@ def _complete(order: Sequence[int], rank: int) -> tuple[int, ...]:
     return (*[d for d in range(rank) if d not in order], *dict.fromkeys(order))
 
 
-def merged(atoms: Sequence[Atom]) -> tuple[Atom, ...]:
+def merge(atoms: Sequence[Atom]) -> tuple[Atom, ...]:
     """Neighbouring atoms that are one axis become one; size-1 atoms vanish."""
     out: list[Atom] = []
     for size, stride in atoms:
@@ -167,13 +167,13 @@ def permutation(have: View, want: View) -> tuple[tuple[int, ...], tuple[int, ...
     cuts = {s for view in (have, want) for size, s in view.atoms} | {
         s * size for view in (have, want) for size, s in view.atoms
     }
-    a, b = _refined(have.atoms, cuts), _refined(want.atoms, cuts)
+    a, b = _refine(have.atoms, cuts), _refine(want.atoms, cuts)
     if a is None or b is None or sorted(a) != sorted(b):
         return None
     return tuple(size for size, _ in a), tuple(a.index(atom) for atom in b)
 
 
-def _refined(atoms: Sequence[Atom], cuts: set[int]) -> list[Atom] | None:
+def _refine(atoms: Sequence[Atom], cuts: set[int]) -> list[Atom] | None:
     out: list[Atom] = []
     for size, stride in atoms:
         inner = sorted(c for c in cuts if stride < c < stride * size)

@@ -10,9 +10,9 @@ from torch import Tensor
 from pipec.backends.fpga.arithmetic import arithmetic, sums_depth
 from pipec.backends.fpga.engines.base import Engine, Folded, Layer, Nest, Tables, Unit
 from pipec.backends.fpga.engines.integer import bias_of, limits
-from pipec.backends.fpga.engines.mvu import bias_table, biased, products_logic
+from pipec.backends.fpga.engines.mvu import add_bias, bias_table, products_logic
 from pipec.backends.fpga.engines.parts import Array, in_tokens, weight
-from pipec.backends.fpga.engines.swg import convolved, window_factors
+from pipec.backends.fpga.engines.swg import convolve, window_factors
 from pipec.backends.fpga.engines.tiles import ceil_div
 from pipec.backends.fpga.runs import Loop, Run, Runs
 
@@ -55,7 +55,7 @@ class Vvu(Nest):
     def units(self) -> int:
         return self.lanes * self.kp
 
-    def folded(self, layer: Layer, target: int, dtype: str, block: int = 0) -> Folded:
+    def fold(self, layer: Layer, target: int, dtype: str, block: int = 0) -> Folded:
         assert layer.window is not None
         lanes, kp = window_factors(layer.window, layer.channels, target)
         taps = self.taps
@@ -64,12 +64,12 @@ class Vvu(Nest):
         nest = dataclasses.replace(self, lanes=lanes, kp=kp, partial=partial, bias=bias)
         shape = (nest.cf, taps // kp, kp, lanes)
 
-        def cut(w: Array) -> Array:  # [channels][taps]
+        def arrange(w: Array) -> Array:  # [channels][taps]
             w = np.pad(w, ((0, nest.cf * lanes - nest.channels), (0, 0)))
             return w.reshape(nest.cf, lanes, taps).transpose(0, 2, 1)
 
         tables = (
-            weight("weight", shape, layer.tables["weight"], dtype, cut),
+            weight("weight", shape, layer.tables["weight"], dtype, arrange),
             *bias_table(layer, (nest.cf, lanes), dtype, lambda a: in_tokens(a[None], lanes)),
         )
         depth = sums_depth(dtype, kp, partial, 1, bias=bias)
@@ -83,7 +83,7 @@ class Vvu(Nest):
         return products_logic(self.units, self.lanes * (self.partial > 1), self.lanes, dtype, 1)
 
     def unit(self, engine: Engine) -> Unit:
-        constants = self.named("N CF KS=taps PARTIAL KP LANES")
+        constants = self.look_up("N CF KS=taps PARTIAL KP LANES")
         constants["KS"] //= self.kp
         constants |= limits(engine)
         return Unit("vvu", constants, tables=("weight", bias_of(engine)))
@@ -92,4 +92,4 @@ class Vvu(Nest):
         assert layer.window is not None
         window, channels = layer.window, self.channels
         kernel = table(layer.tables["weight"]).reshape(channels, 1, window.kh, window.kw)
-        return biased(layer, convolved(window, reads[0], kernel, channels), table)
+        return add_bias(layer, convolve(window, reads[0], kernel, channels), table)

@@ -63,12 +63,12 @@ class Where(Rows):
         parameters = ", ".join(f"real_t<T> {k}" for k in self.streams)
         body = [f"return {a} {OPERATORS[self.op]} {b} ? {x} : {y};"]
         functions = {f"real_t<T> op({parameters})": body}
-        return Unit("where", self.named(self.constants), functions, leading=0)
+        return Unit("where", self.look_up(self.constants), functions, leading=0)
 
     def rtl(self) -> dict[str, int | tuple[int, ...]]:
         ports = tuple(self.streams.find(k) for k in "abxy")
         numbers = tuple(round(getattr(self, k)) for k in "abxy")
-        sizes = self.named("ROWS CF C=channels LANES") | {"NI": len(self.streams)}
+        sizes = self.look_up("ROWS CF C=channels LANES") | {"NI": len(self.streams)}
         op = list(OPERATORS).index(self.op)
         return {**sizes, "OP": op, "PORTS": ports, "NUMBERS": numbers}
 

@@ -135,7 +135,7 @@ class Ring:
     start: int
     slots: int
 
-    def taken(self, firings: Numbers) -> Numbers:
+    def count_taken(self, firings: Numbers) -> Numbers:
         """Tokens taken before each firing, if the image has no end."""
         paced = -(-np.maximum(firings - self.lead, 0) * self.takes // self.period)
         return np.asarray(np.minimum(firings, self.lead) + paced)
@@ -167,7 +167,7 @@ def ring_of(nest: "Window") -> Ring:
     found = Ring(takes, emits, period, lead, start, 0)
     for oy in rows:
         need = _needs(nest, oy)
-        there = found.taken(start + oy * period * nest.cf + row + 1) - need
+        there = found.count_taken(start + oy * period * nest.cf + row + 1) - need
         slots = max(slots, int(np.where(need < 0, 0, there).max()))
     return Ring(takes, emits, period, lead, start, min(max(slots, 1), nest.reads))
 
@@ -200,10 +200,10 @@ def _ring_rows(nest: "Window") -> list[Codes]:
     rows, known = [np.ones(ring.start, dtype=np.int8)], dict[tuple[int, int], Codes]()
     for oy in range(nest.oh):
         first = ring.start + oy * length
-        left = nest.reads - int(ring.taken(np.array(first)))
+        left = nest.reads - int(ring.count_taken(np.array(first)))
         key = (max(ring.lead - first, 0), min(max(left, 0), ring.takes * nest.cf + ring.lead))
         if key not in known:
-            before = np.minimum(ring.taken(first + np.arange(length + 1)), nest.reads)
+            before = np.minimum(ring.count_taken(first + np.arange(length + 1)), nest.reads)
             known[key] = emitted | np.diff(before).astype(np.int8)
         rows.append(known[key])
     rows[-1] = rows[-1][: int(np.flatnonzero(rows[-1] & 2)[-1]) + 1]

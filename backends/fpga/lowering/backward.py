@@ -84,15 +84,15 @@ def batch_norm(
     rstd = (var + eps).rsqrt()
     y = centred * rstd
     if weight is not None:
-        y = y * emit.reshaped(weight, *per_channel)
-        y = y + emit.reshaped(bias, *per_channel)
+        y = y * emit.reshape(weight, *per_channel)
+        y = y + emit.reshape(bias, *per_channel)
 
     def running(before: Tensor, now: Tensor, scale: float) -> Tensor:
-        flat = emit.reshaped(now, x.shape[1])
+        flat = emit.reshape(now, x.shape[1])
         kept = before * (1 - momentum)
         return flat * (momentum * scale) + kept
 
-    flat = [emit.reshaped(v, x.shape[1]) for v in (mean, rstd)]
+    flat = [emit.reshape(v, x.shape[1]) for v in (mean, rstd)]
     means = running(running_mean, mean, 1.0)
     return (y, *flat, means, running(running_var, var, count / max(count - 1, 1)))
 
@@ -108,15 +108,15 @@ def batch_norm_backward(
     if not training:
         return NotImplemented
     axes, per_channel, count = _channels(x)
-    mean, rstd = (emit.reshaped(v, *per_channel) for v in (mean, rstd))
+    mean, rstd = (emit.reshape(v, *per_channel) for v in (mean, rstd))
     h = (x - mean) * rstd
     dweight = (dy * h).sum(axes, True)
     dbias = dy.sum(axes, True)
     slope, shift = dweight * (1 / count), dbias * (1 / count)
     dx = (dy - shift - h * slope) * rstd
     if weight is not None:
-        dx = dx * emit.reshaped(weight, *per_channel)
-    return (dx, *(emit.reshaped(v, x.shape[1]) for v in (dweight, dbias)))
+        dx = dx * emit.reshape(weight, *per_channel)
+    return (dx, *(emit.reshape(v, x.shape[1]) for v in (dweight, dbias)))
 
 
 def layer_norm_backward(
@@ -204,18 +204,18 @@ def input_gradient(
     apart first, of a kernel of one pixel behind the product.
     """
     stride, padding, dilation = (integers(a, 2) for a in (steps, border, spread))
-    kernel, turned = tuple(w.shape[2:]), _turned(emit, w, groups)
+    kernel, turned = tuple(w.shape[2:]), _turn(emit, w, groups)
     if (kernel, padding) == ((1, 1), (0, 0)) and stride != (1, 1):
-        found: Tensor = ops.apart.default(_convolved(dy, turned, groups), list(stride), list(size))
+        found: Tensor = ops.apart.default(_convolve(dy, turned, groups), list(stride), list(size))
         return found
     dense = kernel[0] >= stride[0] and kernel[1] >= stride[1]
     if dilation == (1, 1) and dense and stride != (1, 1):
         return _phases(emit, dy, size, turned, (kernel, stride, padding), groups, bias)
     before = [d * (k - 1) - p for d, k, p in zip(dilation, kernel, padding, strict=True)]
-    return _convolved(_apart(dy, size, stride, padding, before), turned, groups, bias, dilation)
+    return _convolve(_apart(dy, size, stride, padding, before), turned, groups, bias, dilation)
 
 
-def _convolved(
+def _convolve(
     dy: Tensor, w: Tensor, groups: int, bias: Tensor | None = None, dilation: Pair = (1, 1)
 ) -> Tensor:
     """With stride 1."""
@@ -278,12 +278,12 @@ def adaptive_avg_pool_backward(emit: Emit, dy: Tensor, x: Tensor) -> Any:
     return wide * (1 / (times[0] * times[1]))
 
 
-def _turned(emit: Emit, w: Tensor, groups: int) -> Tensor:
+def _turn(emit: Emit, w: Tensor, groups: int) -> Tensor:
     """``[g*m, c, kh, kw]`` to ``[g*c, m, kh, kw]``, kernels turned by half a circle."""
     m, c, kh, kw = w.shape
-    split = emit.reshaped(w, groups, m // groups, c, kh, kw)
+    split = emit.reshape(w, groups, m // groups, c, kh, kw)
     swapped = split.permute(0, 2, 1, 3, 4)
-    return emit.reshaped(swapped, groups * c, m // groups, kh, kw).flip([2, 3])
+    return emit.reshape(swapped, groups * c, m // groups, kh, kw).flip([2, 3])
 
 
 def _phases(
@@ -305,10 +305,10 @@ def _phases(
                 sub = aten.slice.Tensor(sub, 2 + axis, first, k - r, s)
                 border += [taps - 1, count[axis] - dy.shape[2 + axis]]
             around = aten.constant_pad_nd.default(dy, border)
-            parts.append(_convolved(around, sub, groups, bias))
-    split = emit.reshaped(torch.cat(parts, 1), n, *stride, c, *count)
+            parts.append(_convolve(around, sub, groups, bias))
+    split = emit.reshape(torch.cat(parts, 1), n, *stride, c, *count)
     placed = split.permute(0, 3, 4, 1, 5, 2)
-    whole = emit.reshaped(placed, n, c, *(q * s for q, s in zip(count, stride, strict=True)))
+    whole = emit.reshape(placed, n, c, *(q * s for q, s in zip(count, stride, strict=True)))
     whole = whole.clone(memory_format=torch.channels_last)
     for axis in (0, 1):
         start = padding[axis]
@@ -323,8 +323,8 @@ def embedding_backward(
     if by_frequency:
         return NotImplemented
     count, width = indices.numel(), dy.shape[-1]
-    hot = ops.one_hot.default(emit.reshaped(indices, count), rows)
-    found = hot.permute(1, 0).mm(emit.reshaped(dy, count, width))
+    hot = ops.one_hot.default(emit.reshape(indices, count), rows)
+    found = hot.permute(1, 0).mm(emit.reshape(dy, count, width))
     if padding < 0:
         return found
     ends = (0, padding), (padding + 1, rows)
@@ -340,7 +340,7 @@ def slice_backward(
 
 
 def select_backward(_: Emit, dy: Tensor, sizes: list[int], dim: int, index: int) -> Tensor:
-    """Dy between zeros, which no sum of gradients takes together (`joined_selects`)."""
+    """Dy between zeros, which no sum of gradients takes together (`join_selects`)."""
     dim %= len(sizes)
     index %= sizes[dim]
     return _between_zeros(dy, sizes, dim, index, selected=True)
@@ -358,11 +358,11 @@ def _between_zeros(
     return torch.cat([*parts[0], placed, *parts[1]], dim)
 
 
-def joined_selects(emit: Emit, *args: Any, **_: Any) -> Any:
+def join_selects(emit: Emit, *args: Any, **_: Any) -> Any:
     """The sum of the gradients of all ``x.select(dim, k)``: stacked, not padded and added."""
     if emit.old.kwargs or not all(isinstance(a, fx.Node) for a in emit.old.args):
         return NotImplemented
-    parts = [part for a in emit.old.all_input_nodes for part in _selected(a)]
+    parts = [part for a in emit.old.all_input_nodes for part in _find_selects(a)]
     if None in parts:
         return NotImplemented
     found = {part.args[3]: part for part in parts}
@@ -373,12 +373,12 @@ def joined_selects(emit: Emit, *args: Any, **_: Any) -> Any:
     return torch.stack([emit.value(found[k].args[0]) for k in range(len(found))], dim)
 
 
-def _selected(node: fx.Node) -> list[Any]:
+def _find_selects(node: fx.Node) -> list[Any]:
     """The gradients of selections that a sum is made of; None for what is none."""
     if node.target is aten.select_backward.default:
         return [node]
     if node.target is aten.add.Tensor and not node.kwargs:
-        return [part for a in node.all_input_nodes for part in _selected(a)]
+        return [part for a in node.all_input_nodes for part in _find_selects(a)]
     return [None]
 
 
@@ -390,7 +390,7 @@ def of_shape(emit: Emit, dy: Tensor, x: Tensor, *rest: Any) -> Any:
 
 
 RULES: dict[str, Rule] = {
-    "aten.add.Tensor": joined_selects,
+    "aten.add.Tensor": join_selects,
     "aten.slice_backward.default": slice_backward,
     # where a row is minus infinity throughout torch yields zeros
     "aten._safe_softmax.default": lambda _, x, dim: aten._softmax.default(x, dim, False),

@@ -17,7 +17,7 @@ from pipec.backends.fpga.engines.parts import PORT_BITS, Array, Table
 from pipec.backends.fpga.engines.route import Concat
 from pipec.backends.fpga.engines.swg import Swg
 from pipec.backends.fpga.engines.tiles import divisors
-from pipec.backends.fpga.engines.view import View, indices, merged
+from pipec.backends.fpga.engines.view import View, indices, merge
 from pipec.backends.fpga.engines.vvu import Vvu
 from pipec.backends.fpga.lowering.maps import (
     NHWC,
@@ -60,7 +60,7 @@ def bias_of(b: Builder, bias: object, shape: tuple[int, ...]) -> Table | None:
 def conv(b: Builder, node: fx.Node) -> Value:
     """``convolution(x, w, b, stride, padding, dilation, transposed, output_padding, groups)``.
 
-    Of transposed ones what `written.gathered` leaves.
+    Of transposed ones what `written.gather_steps` leaves.
     """
     stride, padding, dilation, transposed, _, groups = cast("Any", node.args[3:])
     if transposed:
@@ -143,7 +143,7 @@ def _dense_conv(
     even = window.w % 2 == 0 and (window.sw, window.dw) == (2, 1)
     slow = maps.value.edge not in b.layers and window.batch * window.h * window.w > b.pace > 0
     if groups == 1 and even and slow:  # a model's input, pixel by pixel
-        layer = paired(layer)
+        layer = pair_pixels(layer)
     view = View.of((window.batch, dims[0], window.oh, window.ow), NHWC)
     found = Value(b.add(layer), pixels, dims[0], view, maps.value.dtype)
     return found.reshape(shape_of(node))
@@ -153,7 +153,7 @@ def _tables(weight: Table, bias: Table | None) -> dict[str, Table]:
     return {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
 
 
-def paired(layer: Layer) -> Layer:
+def pair_pixels(layer: Layer) -> Layer:
     """The same convolution of horizontal stride 2 over pairs of pixels, with stride 1.
 
     It is in one group, over maps of even width. Two neighbours are one pixel of twice the channels,
@@ -166,7 +166,7 @@ def paired(layer: Layer) -> Layer:
     kw = left + (window.kw - 1 - window.pl) // 2 + 1
     first = 2 * left - window.pl  # columns of zeros on the left
 
-    def widened(w: Array) -> Array:
+    def widen(w: Array) -> Array:
         """The weights for tokens of two pixels, zeros where the window has none."""
         w = w.reshape(1, nest.rows, window.kh, window.kw, nest.channels)
         wide = np.zeros((1, nest.rows, window.kh, 2 * kw, nest.channels), dtype=w.dtype)
@@ -180,7 +180,7 @@ def paired(layer: Layer) -> Layer:
         nest=dataclasses.replace(nest, taps=window.kh * kw, channels=2 * nest.channels),
         window=dataclasses.replace(window, w=window.w // 2, cf=2 * window.cf, kw=kw, sw=1, pl=left),
         used=window.kw / (2 * kw),
-    ).with_tables(weight=weight.through(widened))
+    ).with_tables(weight=weight.through(widen))
 
 
 def _depthwise(
@@ -235,7 +235,7 @@ def dense(
     split = value.view.split([len(shape) - 1])
     assert split is not None
     atoms = [(size, stride // k * out) for size, stride in split[0]]
-    view = View(shape_of(node), merged([*atoms, (out, 1)]))
+    view = View(shape_of(node), merge([*atoms, (out, 1)]))
     return Value(_in_parts(b, node, layer, values), rows, out, view, value.dtype)
 
 

@@ -147,11 +147,11 @@ def affine(b: Builder, node: fx.Node, x: object, scale: Table | None, shift: Tab
     if before is not None and isinstance(before.nest, Mvu | Vvu):
         lead = _outputs(before.nest)
         if before.clamp == UNCLAMPED and math.prod(lead) == value.channels:
-            b.layers[before.name] = _folded(before, lead, scale, shift)
+            b.layers[before.name] = _absorb(before, lead, scale, shift)
             return value.reshape(shape_of(node))
-    elif before is not None and _joins(b, before, value, composed(before.steps, scale, shift)):
+    elif before is not None and _joins(b, before, value, compose_steps(before.steps, scale, shift)):
         return value.reshape(shape_of(node))
-    return chain(b, node, x, list(composed((), scale, shift)))
+    return chain(b, node, x, list(compose_steps((), scale, shift)))
 
 
 def _outputs(nest: Mvu | Vvu) -> tuple[int, ...]:
@@ -159,22 +159,22 @@ def _outputs(nest: Mvu | Vvu) -> tuple[int, ...]:
     return (nest.groups, nest.rows) if isinstance(nest, Mvu) else (nest.channels,)
 
 
-def _folded(layer: Layer, lead: tuple[int, ...], scale: Table | None, shift: Table | None) -> Layer:
+def _absorb(layer: Layer, lead: tuple[int, ...], scale: Table | None, shift: Table | None) -> Layer:
     weight, bias = layer.tables["weight"], layer.tables.get("bias")
     if scale is not None:
 
-        def scaled(w: Array, s: Array) -> Array:
+        def scale_rows(w: Array, s: Array) -> Array:
             return np.asarray(w * s.reshape(lead + (1,) * (w.ndim - len(lead))))
 
-        weight = weight.through(scaled, scale)
-        bias = bias and bias.through(scaled, scale)
+        weight = weight.through(scale_rows, scale)
+        bias = bias and bias.through(scale_rows, scale)
     if shift is not None:
         flat = shift.through(lambda h: h.reshape(lead))
         bias = flat if bias is None else bias.through(np.add, flat)
     return layer.with_tables(weight=weight, **({} if bias is None else {"bias": bias}))
 
 
-def composed(
+def compose_steps(
     steps: tuple[MapStep, ...], scale: Table | None, shift: Table | None
 ) -> tuple[MapStep, ...]:
     """Steps, then ``* scale + shift``, merged with a trailing ``*`` or ``+`` of one row."""

@@ -23,7 +23,7 @@ from pipec.backends.fpga.engines.constants import shape_of
 from pipec.backends.fpga.engines.network import Builder, UnsupportedError, Value, lowers
 from pipec.backends.fpga.engines.perm import Perm
 from pipec.backends.fpga.engines.route import Repeat
-from pipec.backends.fpga.lowering.shapes import axis_alone, cut, embedding, joined, padded
+from pipec.backends.fpga.lowering.shapes import axis_alone, cut, embedding, join, pad_axes
 from pipec.graph.arguments import given
 
 _FEW_RUNS = 8
@@ -64,7 +64,7 @@ def runs_of(positions: Sequence[int], *, down: bool = False) -> list[Picked]:
     return found
 
 
-def picked(
+def pick(
     b: Builder, node: fx.Node, value: Value, axis: int, positions: Sequence[int], suffix: str = ""
 ) -> Value:
     """The elements of ``axis`` at ``positions``, in their order.
@@ -81,10 +81,10 @@ def picked(
         raise UnsupportedError("no positions of an axis")
     names = [suffix if len(found) == 1 else f"{suffix}_{k}" for k in range(len(found))]
     parts = [
-        _repeated(b, node, _part(b, node, value, axis, run.part, name), axis, run.times, name)
+        _repeat(b, node, _part(b, node, value, axis, run.part, name), axis, run.times, name)
         for run, name in zip(found, names, strict=True)
     ]
-    return parts[0] if len(parts) == 1 else joined(b, node, parts, axis)
+    return parts[0] if len(parts) == 1 else join(b, node, parts, axis)
 
 
 def _part(b: Builder, node: fx.Node, value: Value, axis: int, part: range, suffix: str) -> Value:
@@ -101,7 +101,7 @@ def _part(b: Builder, node: fx.Node, value: Value, axis: int, part: range, suffi
     return b.put(nest, node, (value.use(),), view, channels, suffix=f"{suffix}_flip")
 
 
-def _repeated(b: Builder, node: fx.Node, value: Value, axis: int, times: int, suffix: str) -> Value:
+def _repeat(b: Builder, node: fx.Node, value: Value, axis: int, times: int, suffix: str) -> Value:
     """Every position of an axis ``times`` times; whole rows if rows lie within the axis."""
     if times == 1:
         return value
@@ -115,7 +115,7 @@ def _repeated(b: Builder, node: fx.Node, value: Value, axis: int, times: int, su
 @lowers("aten.index_select.default")
 def index_select(b: Builder, node: fx.Node) -> Value:
     """``index_select(x, dim, index)`` with a constant index."""
-    return _selected(b, node, cast("int", node.args[1]), node.args[2])
+    return _select(b, node, cast("int", node.args[1]), node.args[2])
 
 
 @lowers("aten.index.Tensor")
@@ -127,10 +127,10 @@ def index(b: Builder, node: fx.Node) -> Value:
     (axis, one), *more = [(k, p) for k, p in enumerate(places) if p is not None]
     if more:
         raise UnsupportedError("positions of several axes at once")
-    return _selected(b, node, axis, one)
+    return _select(b, node, axis, one)
 
 
-def _selected(b: Builder, node: fx.Node, axis: int, index: object) -> Value:
+def _select(b: Builder, node: fx.Node, axis: int, index: object) -> Value:
     """Constant positions of an axis, whose place the axes of ``index`` take."""
     if not isinstance(index, fx.Node) or index not in b.constants:
         raise UnsupportedError("positions that are computed at run time")
@@ -138,7 +138,7 @@ def _selected(b: Builder, node: fx.Node, axis: int, index: object) -> Value:
     axis %= len(value.view.shape)
     size = value.view.shape[axis]
     positions = [int(p) % size for p in b.constants.value(index).reshape(-1)]
-    return picked(b, node, value, axis, positions).reshape(shape_of(node))
+    return pick(b, node, value, axis, positions).reshape(shape_of(node))
 
 
 @lowers("aten.flip.default")
@@ -148,7 +148,7 @@ def flip(b: Builder, node: fx.Node) -> Value:
     for k, dim in enumerate(cast("list[int]", node.args[1])):
         axis = dim % len(value.view.shape)
         positions = range(value.view.shape[axis])[::-1]
-        value = picked(b, node, value, axis, positions, f"_{k}")
+        value = pick(b, node, value, axis, positions, f"_{k}")
     return value
 
 
@@ -156,8 +156,8 @@ def flip(b: Builder, node: fx.Node) -> Value:
 def pad(b: Builder, node: fx.Node) -> Value:
     """``pad(x, pad, mode, value)``: positions that are there already, or a number."""
     if given(node).get("mode", "constant") == "constant":
-        return padded(b, node, given(node)["value"])
-    return resized(b, node)
+        return pad_axes(b, node, given(node)["value"])
+    return resize(b, node)
 
 
 @lowers(
@@ -167,13 +167,13 @@ def pad(b: Builder, node: fx.Node) -> Value:
     "aten.upsample_nearest2d.vec",
     *(f"aten.{kind}_pad{n}d.default" for kind in ("reflection", "replication") for n in (1, 2)),
 )
-def resized(b: Builder, node: fx.Node) -> Value:
+def resize(b: Builder, node: fx.Node) -> Value:
     """Nearest upsampling, padding with what is there: torch says which rows and columns."""
     value = b.value(node.args[0])
     if len(value.view.shape) not in (3, 4):
         raise UnsupportedError(f"a tensor of rank {len(value.view.shape)} is not a feature map")
     for axis in range(2, len(value.view.shape)):
-        value = picked(b, node, value, axis, _sources(node, axis), f"_{axis}")
+        value = pick(b, node, value, axis, _sources(node, axis), f"_{axis}")
     return value
 
 

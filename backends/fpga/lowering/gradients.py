@@ -58,13 +58,13 @@ def convolution_backward(b: Builder, node: fx.Node) -> Results:
     shape = dims[0] // groups, dims[1], math.prod(dims[2:])
     n = dy.batch * dy.h * dy.w
     view = View.of((dims[0], dims[1], shape[2]), (0, 2, 1)).reshape(dims)
-    if groups == 1 and written_by_rows(n, dims[0], shape[1] * shape[2]):
+    if groups == 1 and writes_by_rows(n, dims[0], shape[1] * shape[2]):
         return (None, _rows_of_gradient(b, node, dy, x, window, view), None)
     uses = (x.value.use(shape[1]), dy.value.use(shape[0]))
     return (None, _outer(b, node, uses, (n, groups, *shape), view, window), None)
 
 
-def written_by_rows(n: int, out: int, cin: int) -> bool:
+def writes_by_rows(n: int, out: int, cin: int) -> bool:
     """Whether a gradient of ``[out, cin]`` of n vectors is a product that holds its operands.
 
     That writes the matrix row by row all through a frame. Summed on chip it would be held twice:
@@ -119,14 +119,14 @@ def _outer(
 def matrix_gradient(b: Builder, node: fx.Node, dy: Value, x: Value) -> Value | None:
     """``dy @ x`` of ``[out, n] @ [n, in]`` where n is outermost in both streams; else None.
 
-    None too where a product of both operands takes less room (`written_by_rows`).
+    None too where a product of both operands takes less room (`writes_by_rows`).
     """
     if len(dy.view.shape) != 2 or len(x.view.shape) != 2:
         return None
     (out, n), cin = dy.view.shape, x.view.shape[1]
     rows, columns = View.of((out, n), (1, 0)), View.of((n, cin), (0, 1))
     kept = (dy.view.atoms, x.view.atoms) == (rows.atoms, columns.atoms)
-    if not kept or written_by_rows(n, out, cin):
+    if not kept or writes_by_rows(n, out, cin):
         return None
     uses, view = (x.use(cin), dy.use(out)), View.of((out, cin), (0, 1))
     return _outer(b, node, uses, (n, 1, out, cin, 1), view)

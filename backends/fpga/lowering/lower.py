@@ -29,8 +29,8 @@ from pipec.backends.fpga.lowering import (  # noqa: F401  (each registers its ha
     shapes,
 )
 from pipec.backends.fpga.lowering.maps import around
-from pipec.backends.fpga.lowering.types import OwnTypes, typed
-from pipec.backends.fpga.lowering.written import decomposed
+from pipec.backends.fpga.lowering.types import OwnTypes, set_types
+from pipec.backends.fpga.lowering.written import decompose
 from pipec.backends.fpga.numbers import Int8
 from pipec.errors import BackendError
 from pipec.graph.ir import Graph, InputKind, op_name, origin, tensor, tensors
@@ -70,7 +70,7 @@ def lower(
     Raises:
         BackendError: Ops that no engine computes; all of them are listed.
     """
-    graph = decomposed(graph, precision)
+    graph = decompose(graph, precision)
     builder = Builder(graph, precision, pace, memory or MemoryPorts(), prefix, around)
     inputs = [
         _input(builder, i.name, builder.graph.node(i.node), orders or {})
@@ -85,9 +85,9 @@ def lower(
         if not problems:
             layers = tuple(builder.layers.values())
             given = {i.name for i in graph.inputs_of(InputKind.INPUT)}
-            ports = (_widened(p, layers) if p.value in given else p for p in inputs)
+            ports = (_widen(p, layers) if p.value in given else p for p in inputs)
             network = Network(layers, tuple(ports), tuple(outputs), builder.named)
-            return typed(network, builder, own, types or {}) if own else network
+            return set_types(network, builder, own, types or {}) if own else network
     shown = "".join(f"\n    {p}" for p in problems[:20])
     raise BackendError(
         f"{len(problems)} node(s) have no FPGA engine",
@@ -107,7 +107,7 @@ def _input(b: Builder, name: str, node: fx.Node, orders: Mapping[str, tuple[int,
     return NetPort(name, b.prefix + node.name, value.use(), shape, order, _dtype(node))
 
 
-def _widened(port: NetPort, layers: Sequence[Layer]) -> NetPort:
+def _widen(port: NetPort, layers: Sequence[Layer]) -> NetPort:
     """A model input in the longer rows that its only reader wants: several pixels per token."""
     uses = [u for layer in layers for u in layer.inputs if u.edge == port.use.edge]
     longer = len(uses) == 1 and uses[0].channels % port.use.channels == 0

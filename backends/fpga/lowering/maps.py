@@ -21,7 +21,7 @@ from pipec.backends.fpga.engines.parts import Array, Table
 from pipec.backends.fpga.engines.reduce import Reduce
 from pipec.backends.fpga.engines.steps import MapStep
 from pipec.backends.fpga.engines.swg import Swg
-from pipec.backends.fpga.engines.view import View, indices, merged, strides_of
+from pipec.backends.fpga.engines.view import View, indices, merge, strides_of
 
 NHWC = (0, 2, 3, 1)
 
@@ -90,7 +90,7 @@ def as_maps_value(b: Builder, node: fx.Node, value: Value, groups: int = 1) -> M
     four = value.view.reshape((*shape[:2], *[1] * (4 - len(shape)), *shape[2:]))
     value = dataclasses.replace(value, view=four, padding=None)
     order = _channel_order(value.view)
-    if order is None or not _grouped(order, groups):
+    if order is None or not _is_grouped(order, groups):
         value = b.in_order(node, value, NHWC)
         order = np.arange(value.view.shape[1])
     return Maps(value, order, padding)
@@ -103,12 +103,12 @@ def _channel_order(view: View) -> NDArray[np.int64] | None:
     outer, inner = found
     pixels = View.of(view.shape, NHWC).split([1])
     assert pixels is not None
-    if merged(outer) != merged(pixels[0]):
+    if merge(outer) != merge(pixels[0]):
         return None
     return indices(inner, math.prod(view.shape[2:]))
 
 
-def _grouped(order: NDArray[np.int64], groups: int) -> bool:
+def _is_grouped(order: NDArray[np.int64], groups: int) -> bool:
     """Whether each group's channels are contiguous and in the same order."""
     each = order.reshape(groups, -1) - np.arange(groups)[:, None] * (len(order) // groups)
     return bool((each == each[0]).all() and (np.sort(each[0]) == np.arange(each.shape[1])).all())
@@ -122,7 +122,7 @@ def like_maps(maps: Maps, shape: tuple[int, ...]) -> View:
     old, strides = maps.h * maps.w, strides_of(shape)
     channels = [(size, stride // old * (h * w)) for size, stride in found[1]]
     pixels = [(n, strides[0]), (h, strides[2]), (w, strides[3])]
-    return View(shape, merged([*pixels, *channels]))
+    return View(shape, merge([*pixels, *channels]))
 
 
 def put_maps(

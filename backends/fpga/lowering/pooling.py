@@ -26,10 +26,10 @@ def max_pool_value(b: Builder, node: fx.Node) -> Value:
 
 def max_pooled(b: Builder, node: fx.Node) -> tuple[Maps, Swg]:
     """What a max pooling slides over, and its window."""
-    return _pooled(b, node, -math.inf, integers(given(node)["dilation"], 2))
+    return _lower_window(b, node, -math.inf, integers(given(node)["dilation"], 2))
 
 
-def _pooled(
+def _lower_window(
     b: Builder, node: fx.Node, border: float, dilation: tuple[int, ...]
 ) -> tuple[Maps, Swg]:
     maps = as_maps(b, node, node.args[0], spatial=2, around=border)
@@ -54,7 +54,7 @@ def pool(
 @lowers("aten.avg_pool2d.default")
 def avg_pool(b: Builder, node: fx.Node) -> Value:
     """``avg_pool2d(x, kernel, stride, padding, ceil_mode, count_include_pad, divisor)``."""
-    maps, window = _pooled(b, node, 0.0, (1, 1))
+    maps, window = _lower_window(b, node, 0.0, (1, 1))
     counts = _counts(node, maps)
     if (counts == counts[0]).all():
         return pool(b, node, maps, window, "sum", 1.0 / float(counts[0]))
@@ -103,16 +103,16 @@ def reduce_axes(b: Builder, node: fx.Node) -> Value:
     if found == set(range(rank)) - {1 if rank == 4 else rank - 1}:
         value = b.standard(node, value)
         channels = value.channels if rank != 4 else shape[1]
-        return _reduced(b, node, value, View.of((channels,), (0,)), channels, op, mean=mean)
+        return _append_reduce(b, node, value, View.of((channels,), (0,)), channels, op, mean=mean)
     if rank == 3 and found == {1}:
         value = b.in_order(node, value, (0, 1, 2))
         view = View.of((shape[0], shape[2]), (0, 1))
-        return _reduced(b, node, value, view, shape[2], op, mean=mean)
+        return _append_reduce(b, node, value, view, shape[2], op, mean=mean)
     kept = [axis for axis in range(rank) if axis not in found]
     window = math.prod(shape[axis] for axis in found)
     value = b.reorder(node, value, View.of(shape, (*kept, *sorted(found))), window)
     view = View.of([shape[axis] for axis in kept], range(len(kept)))
-    return _reduced(b, node, value, view, 1, op, mean=mean)
+    return _append_reduce(b, node, value, view, 1, op, mean=mean)
 
 
 @lowers("aten.mean.default", "aten.sum.default")
@@ -130,10 +130,10 @@ def _global(b: Builder, node: fx.Node, op: str, *, mean: bool = True) -> Value:
     """Over the pixels of maps."""
     maps = as_maps(b, node, node.args[0], spatial=2)
     shape = (maps.batch, maps.channels, 1, 1)
-    return _reduced(b, node, maps.value, like_maps(maps, shape), maps.channels, op, mean=mean)
+    return _append_reduce(b, node, maps.value, like_maps(maps, shape), maps.channels, op, mean=mean)
 
 
-def _reduced(
+def _append_reduce(
     b: Builder, node: fx.Node, value: Value, view: View, channels: int, op: str, *, mean: bool
 ) -> Value:
     """Over so many rows of ``channels``, one after the other, that ``view`` is left."""

@@ -11,7 +11,7 @@ from torch import fx
 from pipec.backends.fpga.engines.constants import shape_of
 from pipec.backends.fpga.engines.matmul import Matmul
 from pipec.backends.fpga.engines.network import Builder, UnsupportedError, Value, lowers
-from pipec.backends.fpga.engines.view import View, merged, strides_of
+from pipec.backends.fpga.engines.view import View, merge, strides_of
 from pipec.backends.fpga.lowering.dense import dense
 from pipec.backends.fpga.lowering.gradients import matrix_gradient
 from pipec.graph.arguments import given
@@ -58,10 +58,10 @@ def product(b: Builder, node: fx.Node, x: Value, y: Value, shape: tuple[int, ...
     """``x[..., m, k] @ y[..., k, n]``; operands are reordered only if no loop order takes them."""
     if x.view.shape[:-2] != y.view.shape[:-2]:
         raise UnsupportedError("a product that broadcasts over its batch axes")
-    plan = _planned(x, y)
+    plan = _plan_orders(x, y)
     if plan is None:
         x, y = (b.in_order(node, v, range(len(v.view.shape))) for v in (x, y))
-        plan = _planned(x, y)
+        plan = _plan_orders(x, y)
         if plan is None:
             raise UnsupportedError("a product of operands in mixed element order")
     k, out = x.view.shape[-1], y.view.shape[-1]
@@ -70,11 +70,11 @@ def product(b: Builder, node: fx.Node, x: Value, y: Value, shape: tuple[int, ...
     assert found is not None
     atoms = [(size, stride // k * out) for size, stride in found[0]]
     nest = Matmul(rows=out, taps=k // cin, channels=cin, **plan)
-    uses, view = (x.use(cin), y.use(nest.b_sizes[-1])), View(shape, merged([*atoms, (out, 1)]))
+    uses, view = (x.use(cin), y.use(nest.b_sizes[-1])), View(shape, merge([*atoms, (out, 1)]))
     return b.put(nest, node, uses, view, out)
 
 
-def _planned(x: Value, y: Value) -> dict[str, Any] | None:
+def _plan_orders(x: Value, y: Value) -> dict[str, Any] | None:
     """Loop orders that take both streams as they come (`Matmul`); None if there is none."""
     rank = len(x.view.shape)
     a, c = x.view.by_axis(), y.view.by_axis()

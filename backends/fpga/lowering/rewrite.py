@@ -61,13 +61,13 @@ class Emit(TorchDispatchMode):
     def _append(self, op: Any, args: Any, kwargs: Any) -> Any:
         given, named = self.nodes((args, kwargs))
         found = op(*args, **kwargs)
-        node = self._called(_pure(op), given, named, found)
+        node = self._call(_pure(op), given, named, found)
         for k, item in enumerate(found if isinstance(found, tuple | list) else ()):
             if item is not None:
-                self._called(operator.getitem, (node, k), {}, item)
+                self._call(operator.getitem, (node, k), {}, item)
         return found
 
-    def _called(self, op: Any, args: Any, kwargs: Any, found: Any) -> fx.Node:
+    def _call(self, op: Any, args: Any, kwargs: Any, found: Any) -> fx.Node:
         name = f"{self.old.name}_{len(self.graph.nodes)}"
         while name in self._taken:
             name += "_"
@@ -77,12 +77,12 @@ class Emit(TorchDispatchMode):
             self._nodes[id(found)] = node, found
         return node
 
-    def reshaped(self, x: Tensor, *shape: int) -> Tensor:
+    def reshape(self, x: Tensor, *shape: int) -> Tensor:
         """The same elements under another shape, in one node."""
         found: Tensor = self.whole(torch.ops.aten.reshape.default, x, list(shape))
         return found
 
-    def named(self, x: Tensor) -> Tensor:
+    def rename(self, x: Tensor) -> Tensor:
         """A tensor whose node takes the name of the one that is replaced."""
         self._nodes[id(x)][0].name = self.old.name
         return x
@@ -135,11 +135,11 @@ def rewritten(graph: Graph, rules: Mapping[str, Rule]) -> Graph:
         emit = Emit(fx.Graph(), mode, constants, frozenset(graph.nodes))
         for old in graph.module.graph.nodes:
             if old.op != "output":
-                emit.env[old] = _replaced(emit, old, {} if old in constants else rules)
+                emit.env[old] = _replace(emit, old, {} if old in constants else rules)
     return _with_outputs(graph, emit.graph, emit.env)
 
 
-def _replaced(emit: Emit, old: fx.Node, rules: Mapping[str, Rule]) -> Any:
+def _replace(emit: Emit, old: fx.Node, rules: Mapping[str, Rule]) -> Any:
     """What stands for a node: what its rule yields, or a copy."""
     if old.target is operator.getitem:
         source, item = cast("tuple[fx.Node, int]", old.args)

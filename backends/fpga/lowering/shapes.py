@@ -20,10 +20,10 @@ from pipec.backends.fpga.engines.network import (
 )
 from pipec.backends.fpga.engines.route import Concat, Const, Slice
 from pipec.backends.fpga.engines.steps import MapStep
-from pipec.backends.fpga.engines.view import View, merged, standard_order, strides_of
+from pipec.backends.fpga.engines.view import View, merge, standard_order, strides_of
 from pipec.backends.fpga.lowering.dense import constant
 from pipec.backends.fpga.lowering.maps import around
-from pipec.backends.fpga.lowering.types import format_after, rounded
+from pipec.backends.fpga.lowering.types import append_round, format_after
 from pipec.graph.arguments import given
 from pipec.graph.ir import tensor
 
@@ -33,7 +33,7 @@ _SAME = ("reshape", "view", "_unsafe_view", "squeeze", "unsqueeze", "clone", "al
 
 @lowers(*(f"aten.{op}.default" for op in _SAME), "aten.squeeze.dim", "aten.squeeze.dims",
         "aten.to.dtype")  # fmt: skip
-def renamed(b: Builder, node: fx.Node) -> Value:
+def reshape(b: Builder, node: fx.Node) -> Value:
     """The same elements in the same order under another shape."""
     source, shape = cast("fx.Node", node.args[0]), shape_of(node)
     held = b.values.get(source)
@@ -51,7 +51,7 @@ def renamed(b: Builder, node: fx.Node) -> Value:
 
 
 @lowers("aten.expand.default")
-def expanded(b: Builder, node: fx.Node) -> Value:
+def expand(b: Builder, node: fx.Node) -> Value:
     """Repeated along axes of size 1."""
     value, shape = b.value(node.args[0]), shape_of(node)
     if value.view.numel == math.prod(shape):
@@ -68,7 +68,7 @@ def dropout(b: Builder, node: fx.Node) -> Value:
 
 
 @lowers("aten.permute.default", "aten.transpose.int", "aten.t.default")
-def permuted(b: Builder, node: fx.Node) -> Value:
+def permute(b: Builder, node: fx.Node) -> Value:
     """Another axis order: free unless the stream's axes are mixed."""
     value, op = b.value(node.args[0]), cast("Any", node.target)
     unlike = torch.empty([2 + axis for axis in range(len(value.view.shape))], device="meta")
@@ -81,7 +81,7 @@ def permuted(b: Builder, node: fx.Node) -> Value:
     return dataclasses.replace(value, view=view)
 
 
-def padded(b: Builder, node: fx.Node, number: object) -> Value:
+def pad_axes(b: Builder, node: fx.Node, number: object) -> Value:
     """Padding of the last two axes with a number: made by the next window generator if it can.
 
     Less than none cuts off.
@@ -124,11 +124,11 @@ def cat(b: Builder, node: fx.Node) -> Value:
             continue
         value, own = b.in_order(node, b.value(a), order), b.named.get(b.value(a).edge)
         other = form if own and own != form else None
-        values.append(rounded(b, node, value, other, f"_{k}") if other else value)
-    return joined(b, node, values, axis, order)
+        values.append(append_round(b, node, value, other, f"_{k}") if other else value)
+    return join(b, node, values, axis, order)
 
 
-def joined(
+def join(
     b: Builder, node: fx.Node, values: Sequence[Value], axis: int,
     order: tuple[int, ...] | None = None,
 ) -> Value:  # fmt: skip
@@ -182,7 +182,7 @@ def axis_alone(
     shape = tuple(count if d == axis else n for d, n in enumerate(value.view.shape))
     strides = strides_of(shape)
     atoms = [(count if a == axis else n, step * strides[a]) for a, n, step in pieces]
-    return value, outer, inner, View(shape, merged(atoms))
+    return value, outer, inner, View(shape, merge(atoms))
 
 
 def cut(b: Builder, node: fx.Node, value: Value, axis: int, part: range, suffix: str = "") -> Value:

@@ -62,7 +62,7 @@ class Types(NamedTuple):
         return self != Types("float32")
 
 
-def named_types(text: str) -> Types:
+def parse_types(text: str) -> Types:
     """The element types that a text ``TYPE; PATTERN = TYPE; ...`` names.
 
     Raises:
@@ -115,7 +115,7 @@ def moves(layer: Layer) -> bool:
     return isinstance(layer.nest, Concat | Slice | Perm | Repeat)
 
 
-def typed(network: Network, b: Builder, own: OwnTypes, arriving: Mapping[str, str]) -> Network:
+def set_types(network: Network, b: Builder, own: OwnTypes, arriving: Mapping[str, str]) -> Network:
     """The network, as lowered by a builder, with the element types that are named.
 
     ``arriving`` has those in which another stage sends a value, by name.
@@ -124,7 +124,7 @@ def typed(network: Network, b: Builder, own: OwnTypes, arriving: Mapping[str, st
     types = {p.use.edge: arriving.get(p.value, p.use.dtype) for p in network.inputs}
     layers = list[Layer]()
 
-    def converted(layer: Layer, use: Use, dtype: str) -> Use:
+    def convert(layer: Layer, use: Use, dtype: str) -> Use:
         """What a layer reads instead of an edge, behind a conversion if it is of another type."""
         use = dataclasses.replace(use, dtype=types[use.edge])
         if use.dtype in ("int32", dtype):
@@ -144,7 +144,7 @@ def typed(network: Network, b: Builder, own: OwnTypes, arriving: Mapping[str, st
             reads = [t for use in layer.inputs if (t := types[use.edge]) != "int32"]
             named = own_type(nodes[layer.node], own)
             dtype = reads[0] if reads and moves(layer) else named or b.precision
-            inputs = tuple(converted(layer, use, dtype) for use in layer.inputs)
+            inputs = tuple(convert(layer, use, dtype) for use in layer.inputs)
         types[layer.name] = dtype
         layers.append(dataclasses.replace(layer, inputs=inputs, dtype=dtype))
 
@@ -182,7 +182,7 @@ def quantize(b: Builder, node: fx.Node) -> Value:
         raise UnsupportedError("no engine computes this op")
     value, form = b.value(node.args[0]), _form(node, b)
     if form is not None and b.named.setdefault(value.edge, form) != form:
-        value = rounded(b, node, value, form)
+        value = append_round(b, node, value, form)
     return value
 
 
@@ -219,7 +219,7 @@ def format_after(node: fx.Node, b: Builder) -> Int8 | None:
     return _form(users[0], b) if _is_whole(users[0]) else None
 
 
-def rounded(b: Builder, node: fx.Node, value: Value, form: Int8, suffix: str = "") -> Value:
+def append_round(b: Builder, node: fx.Node, value: Value, form: Int8, suffix: str = "") -> Value:
     """The value in another format, as an engine writes it."""
     found = b.put_map(node, value, [MapStep("mul", "scalar", 1.0)], suffix=suffix)
     b.named[found.edge] = form

@@ -45,28 +45,28 @@ _MULTIPLY = ("aten.mul.Tensor",)
 _DIVIDE = ("aten.div.Tensor",)
 
 
-def gathered(graph: Graph, precision: str) -> Graph:
+def gather_steps(graph: Graph, precision: str) -> Graph:
     """A stage's graph with these steps replaced; itself if there are none.
 
     The last node of a replacement has the name of what it replaces. 8-bit integers hold no mask.
     """
     always: dict[str, Rule] = {**_ALWAYS, _ATTENTION: partial(attention, masks=precision != "int8")}
     if not any(
-        _normalised(n) or _transposed(n) or op_name(n) in always or response_of(n)
+        _match_norm(n) or _match_transposed(n) or op_name(n) in always or response_of(n)
         for n in graph.calls
     ):
         return graph
     rules: dict[str, Rule] = dict.fromkeys((*_MULTIPLY, *_DIVIDE), _norm_rule)
-    rules |= {_CONVOLUTION: _transposed_rule} | always
+    rules |= {_CONVOLUTION: _replace_transposed} | always
     return rewritten(graph, rules)
 
 
 def _norm_rule(emit: Emit, *args: Tensor) -> Any:
-    found, response = _normalised(emit.old), response_of(emit.old)
+    found, response = _match_norm(emit.old), response_of(emit.old)
     if response is not None:
         x, (size, *_) = emit.value(response.bound["x"]), response.bound["kernel"]
         numbers = (float(response.bound[name]) for name in ("alpha", "k", "beta"))
-        return emit.named(torch.ops.pipec_fpga.response.default(x, size, *numbers))
+        return emit.rename(torch.ops.pipec_fpga.response.default(x, size, *numbers))
     if found is None:
         return NotImplemented
     op, at, axis, eps = found
@@ -77,10 +77,10 @@ def _norm_rule(emit: Emit, *args: Tensor) -> Any:
         x = x.permute(order)
     more = (None, None, eps) if op is _LAYER else (None, eps)
     y = emit.whole(op, x, [x.shape[-1]], *more)
-    return emit.named(y if axis == rank - 1 else y.permute([order.index(d) for d in range(rank)]))
+    return emit.rename(y if axis == rank - 1 else y.permute([order.index(d) for d in range(rank)]))
 
 
-def _normalised(node: fx.Node) -> tuple[Any, int, int, float] | None:
+def _match_norm(node: fx.Node) -> tuple[Any, int, int, float] | None:
     """Which normalisation ends here, which argument is normalised, over which axis; epsilon."""
     if op_name(node) not in (*_MULTIPLY, *_DIVIDE) or node.kwargs.get("rounding_mode"):
         return None
@@ -133,14 +133,14 @@ def _group_norm(
 ) -> Tensor:  # fmt: skip
     """Each group of channels of a map as one row of a layer normalisation."""
     length = x.numel() // x.shape[0] // groups
-    flat = emit.reshaped(x, x.shape[0], groups, length)
-    y = emit.reshaped(emit.whole(_LAYER, flat, [length], None, None, eps), *x.shape)
+    flat = emit.reshape(x, x.shape[0], groups, length)
+    y = emit.reshape(emit.whole(_LAYER, flat, [length], None, None, eps), *x.shape)
     per_channel = [-1, *[1] * (x.ndim - 2)]
     if weight is not None:
-        y = y * emit.reshaped(weight, *per_channel)
+        y = y * emit.reshape(weight, *per_channel)
     if bias is not None:
-        y = y + emit.reshaped(bias, *per_channel)
-    return emit.named(y)
+        y = y + emit.reshape(bias, *per_channel)
+    return emit.rename(y)
 
 
 def _instance_norm(
@@ -162,8 +162,8 @@ def batch_norm(
     scale = scale if gamma is None else scale * gamma
     shift = -mean * scale if beta is None else beta - mean * scale
     per_channel = [-1, *[1] * (x.ndim - 2)]
-    y = x * emit.reshaped(scale, *per_channel) + emit.reshaped(shift, *per_channel)
-    return (emit.named(y.to(x.dtype)), None, None)
+    y = x * emit.reshape(scale, *per_channel) + emit.reshape(shift, *per_channel)
+    return (emit.rename(y.to(x.dtype)), None, None)
 
 
 _ATTENTION = "aten.scaled_dot_product_attention.default"
@@ -187,7 +187,7 @@ def attention(emit: Emit, q: Tensor, k: Tensor, v: Tensor, *_: Any, masks: bool)
         mask = torch.full(whole, -torch.inf, dtype=scores.dtype).triu(1)
     scores = scores if mask is None else scores + mask
     weights = aten._softmax.default(scores, scores.ndim - 1, False)
-    return emit.named(emit.whole(aten.matmul.default, weights, v))
+    return emit.rename(emit.whole(aten.matmul.default, weights, v))
 
 
 def _parts(emit: Emit, x: Tensor, *_: Any) -> Any:
@@ -203,7 +203,7 @@ def _parts(emit: Emit, x: Tensor, *_: Any) -> Any:
 def _select(emit: Emit, x: Tensor, axis: int, index: int) -> Tensor:
     """One position of an axis."""
     first = index % x.shape[axis]
-    return emit.named(aten.slice.Tensor(x, axis, first, first + 1).squeeze(axis))
+    return emit.rename(aten.slice.Tensor(x, axis, first, first + 1).squeeze(axis))
 
 
 _PARTS = ("split.Tensor", "split_with_sizes.default", "unbind.int")
@@ -211,9 +211,9 @@ _PARTS = ("split.Tensor", "split_with_sizes.default", "unbind.int")
 
 def _prelu(emit: Emit, x: Tensor, weight: Tensor) -> Tensor:
     """``max(x, 0) + weight min(x, 0)``."""
-    slope = emit.reshaped(weight, -1, *[1] * (x.ndim - 2)) if x.ndim > 1 else weight
+    slope = emit.reshape(weight, -1, *[1] * (x.ndim - 2)) if x.ndim > 1 else weight
     below = x.clamp(max=0.0) * slope
-    return emit.named(x.relu() + below)
+    return emit.rename(x.relu() + below)
 
 
 _TAPS = {"linear1d": 2, "bilinear2d": 2, "bicubic2d": 4}
@@ -221,7 +221,7 @@ _TAPS = {"linear1d": 2, "bilinear2d": 2, "bicubic2d": 4}
 _OPS = {2: aten.upsample_bilinear2d.default, 4: aten.upsample_bicubic2d.default}
 
 
-def _interpolated(emit: Emit, x: Tensor, size: object, corners: object, *scales: Any) -> Tensor:
+def _interpolate(emit: Emit, x: Tensor, size: object, corners: object, *scales: Any) -> Tensor:
     """``(x, sizes, align_corners, scales)``, or one scale after the other."""
     op, before, after = op_name(emit.old), x, shape_of(emit.old)
     taps = _TAPS[op.split("upsample_")[1].partition(".")[0]]
@@ -231,8 +231,8 @@ def _interpolated(emit: Emit, x: Tensor, size: object, corners: object, *scales:
         scale, count = each[axis - 2], x.shape[axis]
         if after[axis] != count or scale not in (None, 1.0):
             kernel = _kernel(emit, x, axis, after[axis], taps, corners, scale)
-            x = _weighted(emit, x, axis, kernel, min(taps, count))
-    return emit.named(x.clone() if x is before else x)
+            x = _weigh(emit, x, axis, kernel, min(taps, count))
+    return emit.rename(x.clone() if x is before else x)
 
 
 def _kernel(
@@ -242,11 +242,11 @@ def _kernel(
     before = x.shape[axis]
     dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
     lines = aten.eye.default(before, dtype=dtype, device="cpu")
-    found = _OPS[taps](emit.reshaped(lines, before, 1, before, 1), [size, 1], corners, scale, None)
-    return emit.reshaped(found, before, size)
+    found = _OPS[taps](emit.reshape(lines, before, 1, before, 1), [size, 1], corners, scale, None)
+    return emit.reshape(found, before, size)
 
 
-def _weighted(emit: Emit, x: Tensor, axis: int, kernel: Tensor, taps: int) -> Tensor:
+def _weigh(emit: Emit, x: Tensor, axis: int, kernel: Tensor, taps: int) -> Tensor:
     """The sum of so many neighbours along an axis, from the first that counts."""
     before, size = kernel.shape
     shape = [size if d == axis else 1 for d in range(x.ndim)]
@@ -256,7 +256,7 @@ def _weighted(emit: Emit, x: Tensor, axis: int, kernel: Tensor, taps: int) -> Te
     for k in range(taps):
         places = first + k
         weights = emit.whole(aten.to.dtype, kernel.gather(0, places.unsqueeze(0)), x.dtype)
-        part = x.index_select(axis, places) * emit.reshaped(weights, *shape)
+        part = x.index_select(axis, places) * emit.reshape(weights, *shape)
         total = part if total is None else total + part
     assert total is not None
     return total
@@ -269,13 +269,13 @@ _ALWAYS: dict[str, Rule] = {
     "aten.group_norm.default": _group_norm,
     "aten.instance_norm.default": _instance_norm,
     "aten.prelu.default": _prelu,
-    "aten.select_backward.default": lambda emit, *args: emit.named(select_backward(emit, *args)),
-    **{f"aten.upsample_{k}.{form}": _interpolated for k in _TAPS for form in ("default", "vec")},
+    "aten.select_backward.default": lambda emit, *args: emit.rename(select_backward(emit, *args)),
+    **{f"aten.upsample_{k}.{form}": _interpolate for k in _TAPS for form in ("default", "vec")},
 }
 _CONVOLUTION = "aten.convolution.default"
 
 
-def _transposed(node: fx.Node) -> tuple[tuple[int, ...], ...] | None:
+def _match_transposed(node: fx.Node) -> tuple[tuple[int, ...], ...] | None:
     """Stride, padding, dilation, groups of a transposed convolution that can be replaced.
 
     Over one axis it is one over maps of a single row.
@@ -298,9 +298,9 @@ def _transposed(node: fx.Node) -> tuple[tuple[int, ...], ...] | None:
     return (*(a + b for a, b in zip(row, per_axis, strict=True)), integers(node.args[8], 1))
 
 
-def _transposed_rule(emit: Emit, x: Tensor, weight: Tensor, bias: Tensor | None, *_: Any) -> Any:
+def _replace_transposed(emit: Emit, x: Tensor, weight: Tensor, bias: Tensor | None, *_: Any) -> Any:
     """A transposed convolution is the input gradient of the convolution with the same weights."""
-    found = _transposed(emit.old)
+    found = _match_transposed(emit.old)
     if found is None:
         return NotImplemented
     stride, padding, dilation, (groups,) = (list(v) for v in found)
@@ -309,7 +309,7 @@ def _transposed_rule(emit: Emit, x: Tensor, weight: Tensor, bias: Tensor | None,
         x, weight = x.unsqueeze(2), weight.unsqueeze(2)
     size = [1, *shape_of(emit.old)[2:]][-2:]
     y = input_gradient(emit, x, weight, size, stride, padding, dilation, groups, bias)
-    return emit.named(y.squeeze(2) if one_axis else y)
+    return emit.rename(y.squeeze(2) if one_axis else y)
 
 
 WHOLE = "scaled_dot_product_attention"
@@ -321,17 +321,17 @@ def _table() -> dict[Any, Callable[..., Any]]:
     return dict(torch.export.default_decompositions())
 
 
-def decomposed(graph: Graph, precision: str) -> Graph:
+def decompose(graph: Graph, precision: str) -> Graph:
     """A stage's graph with what models write out, and composite ops without a handler, replaced.
 
     Node names, inputs and outputs stay what they are.
     """
-    graph = gathered(graph, precision)
+    graph = gather_steps(graph, precision)
     constants = Constants(graph)
     composite = (n for n in graph.calls if n.target in _table() and n not in constants)
     names = {op_name(n) for n in composite} - HANDLERS.keys()
     found = dict.fromkeys((name for name in names if WHOLE not in name), _apart)
-    return decomposed(rewritten(graph, found), precision) if found else graph
+    return decompose(rewritten(graph, found), precision) if found else graph
 
 
 class _WholeProducts(TorchFunctionMode):
@@ -351,7 +351,7 @@ class _WholeProducts(TorchFunctionMode):
 def _apart(emit: Emit, *args: Any) -> Any:
     """The ops of which a node consists; the last one takes its name."""
     own = [list(a) if isinstance(a, list) else a for a in args]  # which some change
-    named = fx.node.map_arg(emit.old.kwargs, emit.value)
+    rename = fx.node.map_arg(emit.old.kwargs, emit.value)
     with _WholeProducts(emit):
-        found = _table()[emit.old.target](*own, **named)
-    return emit.named(found) if isinstance(found, torch.Tensor) else tuple(found)
+        found = _table()[emit.old.target](*own, **rename)
+    return emit.rename(found) if isinstance(found, torch.Tensor) else tuple(found)

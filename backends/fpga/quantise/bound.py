@@ -33,8 +33,8 @@ from torch import Tensor
 from pipec.backends.fpga.engines.base import Layer
 from pipec.backends.fpga.engines.network import Network
 from pipec.backends.fpga.lowering.types import moves
-from pipec.backends.fpga.numbers import MINIMUM, cut, held, unit
-from pipec.backends.fpga.quantise.execute import Chain, stored
+from pipec.backends.fpga.numbers import MINIMUM, round_to, saturate, unit
+from pipec.backends.fpga.quantise.execute import Chain, store_tables
 
 DEVIATIONS = 6.0
 """Standard deviations that are allowed."""
@@ -99,18 +99,18 @@ def bounds_of(
     Networks are one per stage: as lowered, in real numbers, and ready to be folded.
     """
     found: dict[tuple[int, str], tuple[float, ...]] = {}
-    real, narrow = Chain(exact), Chain([stored(n, precision) for n in ready])
+    real, narrow = Chain(exact), Chain([store_tables(n, precision) for n in ready])
     for number, frame in enumerate(frames):
         trace = _Trace(exact, ready, precision)
         with torch.no_grad():
             want = real.run(frame, lambda _stage, _edge, _layer, x: x)
-            rounded = narrow.run(frame, trace.rounded)
-        smooth = narrow.run(frame, trace.opened)
+            rounded = narrow.run(frame, trace.round_edge)
+        smooth = narrow.run(frame, trace.open_edge)
         for stage, values in enumerate(smooth):
             for name, value in values.items():
                 if value.dtype.is_floating_point:
                     triple = (value, rounded[stage][name], want[stage][name])
-                    now = trace.bound(triple, number)
+                    now = trace.bound_value(triple, number)
                     before = found.get((stage, name), now)
                     found[stage, name] = tuple(map(max, before, now))
     return [Bound(stage, name, *each) for (stage, name), each in found.items()]
@@ -128,29 +128,29 @@ class _Trace:
         self._units: dict[tuple[int, str], Tensor] = {}
         self._leaves: dict[tuple[int, str], Tensor] = {}
 
-    def rounded(self, stage: int, edge: str, layer: Layer | None, x: Tensor) -> Tensor:
+    def round_edge(self, stage: int, edge: str, layer: Layer | None, x: Tensor) -> Tensor:
         """The value as its type holds it; what rounding did is noted."""
         if not _rounds(layer, x):
             return x
         dtype = self._types[stage][edge]
-        result = held(x, dtype)
+        result = round_to(x, dtype)
         # a model that names formats rounds there itself, perhaps to the other side
         times = 2.0 if edge in self._exact[stage].named else 1.0
         ordinary = x.abs() < _HUGE
-        error = torch.where(ordinary, result - cut(x, dtype), 0.0)
+        error = torch.where(ordinary, result - saturate(x, dtype), 0.0)
         self._errors[stage, edge] = error
         self._units[stage, edge] = torch.where(ordinary, unit(x, dtype) * times, 0.0)
         return result
 
-    def opened(self, stage: int, edge: str, layer: Layer | None, x: Tensor) -> Tensor:
+    def open_edge(self, stage: int, edge: str, layer: Layer | None, x: Tensor) -> Tensor:
         """The value, not rounded, plus a zero that derivatives are taken by."""
         if not _rounds(layer, x):
             return x
         leaf = torch.zeros_like(x, requires_grad=True)
         self._leaves[stage, edge] = leaf
-        return cut(x, self._types[stage][edge]) + leaf
+        return saturate(x, self._types[stage][edge]) + leaf
 
-    def bound(self, values: tuple[Tensor, Tensor, Tensor], seed: int) -> tuple[float, ...]:
+    def bound_value(self, values: tuple[Tensor, Tensor, Tensor], seed: int) -> tuple[float, ...]:
         """`Bound.worst` and ``likely`` of a value: not rounded, rounded, and the model's."""
         smooth, rounded, want = (v.reshape(-1) for v in values)
         ordinary = want[want.abs() < _HUGE].abs()

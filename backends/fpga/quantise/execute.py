@@ -17,7 +17,7 @@ from pipec.backends.fpga.engines.mvu import Mvu
 from pipec.backends.fpga.engines.network import Network
 from pipec.backends.fpga.engines.parts import UNCLAMPED, Array, Table
 from pipec.backends.fpga.engines.vvu import Vvu
-from pipec.backends.fpga.numbers import Int8, decoded, encoded, int8_format, unpacked
+from pipec.backends.fpga.numbers import Int8, decode, encode, int8_format, unpack
 
 Hook = Callable[[int, str, Layer | None, Tensor], Tensor]
 """Stage, edge, the layer that writes it (None for an input of the model), its value; what the
@@ -70,27 +70,27 @@ class Chain:
         return found
 
 
-def stored(network: Network, precision: str) -> Network:
+def store_tables(network: Network, precision: str) -> Network:
     """The network in real numbers, its tables those that the engines read.
 
     For ``int8`` it has formats and whole numbers (`pipec.backends.fpga.quantise.layers`).
     """
     convert = (
-        _integer if precision == "int8" else lambda layer: _held(layer, layer.arithmetic(precision))
+        _integer if precision == "int8" else lambda layer: _cast(layer, layer.arithmetic(precision))
     )
     return dataclasses.replace(network, layers=tuple(convert(y) for y in network.layers))
 
 
-def _held(layer: Layer, precision: str) -> Layer:
+def _cast(layer: Layer, precision: str) -> Layer:
     """A layer whose tables hold numbers of a type."""
 
-    def rounded(w: Array) -> Array:
-        return decoded(encoded(w, precision), precision)
+    def round_table(w: Array) -> Array:
+        return decode(encode(w, precision), precision)
 
     steps = (
-        dataclasses.replace(s, table=s.table and s.table.through(rounded)) for s in layer.steps
+        dataclasses.replace(s, table=s.table and s.table.through(round_table)) for s in layer.steps
     )
-    tables = {role: table.through(rounded) for role, table in layer.tables.items()}
+    tables = {role: table.through(round_table) for role, table in layer.tables.items()}
     return dataclasses.replace(layer, steps=tuple(steps), tables=tables)
 
 
@@ -100,7 +100,7 @@ def _integer(layer: Layer) -> Layer:
         return layer
     reads, writes = (cast("Int8", int8_format(t)) for t in (layer.inputs[0].dtype, layer.dtype))
     whole = np.asarray(layer.tables["weight"].values(), dtype=np.float64)
-    bias, multiplier = unpacked(np.asarray(layer.tables["rescale"].values()))
+    bias, multiplier = unpack(np.asarray(layer.tables["rescale"].values()))
     over = tuple(range(bias.ndim, whole.ndim))
     gain = multiplier * 2.0**-layer.rescale.shift * writes.scale
     weight = whole * (gain / reads.scale).reshape(gain.shape + (1,) * len(over))

@@ -31,7 +31,7 @@ Range = tuple[float, float]
 """The least finite number that was seen, and the largest."""
 
 
-def observed(
+def observe(
     networks: Sequence[Network], samples: Sequence[Mapping[str, Tensor]], *, drawn: bool = False
 ) -> list[dict[str, Range]]:
     """What was seen of every floating-point edge of every stage, over all samples of inputs.
@@ -44,12 +44,12 @@ def observed(
 
     def note(stage: int, edge: str, layer: Layer | None, x: Tensor) -> Tensor:
         """Look, and pass on."""
-        seen = _seen(x)
+        seen = _range_of(x)
         if seen is not None:
             low, high = found[stage].get(edge, seen)
             found[stage][edge] = min(low, seen[0]), max(high, seen[1])
         form = networks[stage].named.get(edge)
-        return _stretched(x, *form.range) if drawn and form else x
+        return _stretch(x, *form.range) if drawn and form else x
 
     chain = Chain(networks)
     with torch.no_grad():
@@ -63,7 +63,7 @@ def observed(
     return found
 
 
-def _seen(value: Tensor) -> Range | None:
+def _range_of(value: Tensor) -> Range | None:
     if not value.dtype.is_floating_point or value.numel() == 0:
         return None
     low, high = (float(end) for end in value.aminmax())
@@ -75,7 +75,7 @@ def _seen(value: Tensor) -> Range | None:
     return low, high
 
 
-def _stretched(x: Tensor, low: float, high: float) -> Tensor:
+def _stretch(x: Tensor, low: float, high: float) -> Tensor:
     """Numbers on either side of 0 times what takes the farthest one to the end of a range."""
     up, down = high / x.amax().clamp(min=_NONE), low / x.amin().clamp(max=-_NONE)
     return x * torch.where(x > 0, up, down)
@@ -116,7 +116,7 @@ def formats_of(
     found: list[dict[str, Int8]] = [{} for _ in networks]
     for root, edges in members.items():
         named = [f for k, e in edges if (f := networks[k].named.get(e)) is not None]
-        known = [_widened(networks[k], e, seen[k][e]) for k, e in edges if e in seen[k]]
+        known = [_widen(networks[k], e, seen[k][e]) for k, e in edges if e in seen[k]]
         if not (named or known):
             raise BackendError(
                 "the range of a value is not known, so it can't become 8-bit integers",
@@ -133,7 +133,7 @@ def formats_of(
     return found
 
 
-def _widened(network: Network, edge: str, seen: Range) -> tuple[float, float]:
+def _widen(network: Network, edge: str, seen: Range) -> tuple[float, float]:
     """The range of an edge for new inputs; what only moves values is as wide as what it reads."""
     layer = next((y for y in network.layers if y.name == edge), None)
     if layer is not None and moves(layer):

@@ -35,7 +35,7 @@ from pipec.backends.fpga.numbers import (
     Int8,
     int8_format,
     multipliers,
-    packed,
+    pack,
 )
 from pipec.backends.fpga.quantise.formats import HIDDEN
 from pipec.errors import BackendError
@@ -50,7 +50,7 @@ _AFFINE_SHIFT = 22
 """Largest shift of ``x * table + table``: a bias of 500 steps of the result still fits 32 bits."""
 
 
-def quantised(network: Network, formats: Mapping[str, Int8]) -> Network:
+def quantise(network: Network, formats: Mapping[str, Int8]) -> Network:
     """The network computing in 8-bit integers, in a format for every edge of real numbers.
 
     Raises:
@@ -59,28 +59,28 @@ def quantised(network: Network, formats: Mapping[str, Int8]) -> Network:
     types = {edge: found.dtype for edge, found in formats.items()}
     layers = tuple(_layer(layer, types) for layer in network.layers)
     inputs, outputs = (
-        tuple(dataclasses.replace(p, use=_typed(p.use, types)) for p in side)
+        tuple(dataclasses.replace(p, use=_retype(p.use, types)) for p in side)
         for side in (network.inputs, network.outputs)
     )
     return dataclasses.replace(network, layers=layers, inputs=inputs, outputs=outputs)
 
 
-def _typed(use: Use, types: Mapping[str, str]) -> Use:
+def _retype(use: Use, types: Mapping[str, str]) -> Use:
     return dataclasses.replace(use, dtype=types.get(use.edge, use.dtype))
 
 
 def _layer(layer: Layer, types: Mapping[str, str]) -> Layer:
-    inputs = tuple(_typed(use, types) for use in layer.inputs)
+    inputs = tuple(_retype(use, types) for use in layer.inputs)
     plain = inputs[0].dtype if inputs else "int32"  # nobody reads it as a real number
     typed = dataclasses.replace(layer, inputs=inputs, dtype=types.get(layer.name, plain))
     if int8_format(typed.dtype) is None or isinstance(layer.nest, Gather):
         return typed
     if any(u.dtype == "int32" for u in inputs):
-        raise _refused(layer, "arithmetic of integers with real numbers has no 8-bit format")
+        raise _error(layer, "arithmetic of integers with real numbers has no 8-bit format")
     return integer(typed.nest, typed)
 
 
-def _refused(layer: Layer, what: str) -> BackendError:
+def _error(layer: Layer, what: str) -> BackendError:
     return BackendError(what, where=layer.origin, hint="choose another --precision")
 
 
@@ -124,9 +124,9 @@ def _product_with_constants(nest: Mvu | Vvu, layer: Layer) -> Layer:
     kind = "int8" if whole.min() >= LOWEST and whole.max() <= HIGHEST else "int16"
     offset = np.rint(bias / (scale * reads.scale)).astype(np.int64) - reads.zero * whole.sum(over)
     if int((np.abs(whole).sum(over) * 128 + np.abs(offset)).max(initial=0)) > _SUM_LIMIT:
-        raise _refused(layer, "sums of 8-bit products do not fit 32 bits")
+        raise _error(layer, "sums of 8-bit products do not fit 32 bits")
     factors, shift = multipliers(scale * (reads.scale / writes.scale))
-    words = Table(lambda: packed(offset, factors), given.sources)
+    words = Table(lambda: pack(offset, factors), given.sources)
     raw = whole.astype(kind)
     whole_weight = Table(lambda: raw, layer.tables["weight"].sources, kind)
     return _rescale(layer, writes, shift, table=words).with_tables(weight=whole_weight)
@@ -195,7 +195,7 @@ def _reduce(nest: Reduce, layer: Layer) -> Layer:
         return _by_one(layer, writes, reads.scale * nest.scale / writes.scale)
     ratios = np.asarray(scales.values()) * (reads.scale / writes.scale)
     factors, shift = multipliers(ratios)
-    words = Table(lambda: packed(np.zeros_like(factors), factors), scales.sources)
+    words = Table(lambda: pack(np.zeros_like(factors), factors), scales.sources)
     return _rescale(layer, writes, shift, table=words)
 
 
@@ -220,7 +220,7 @@ def _elementwise(nest: Map, layer: Layer) -> Layer:
 
 def _refuse_infinity(layer: Layer, table: NDArray[np.float64]) -> None:
     if not np.isfinite(table).all() or (table <= HIDDEN).any():
-        raise _refused(layer, "8-bit integers hold no infinity, so they can't mask attention")
+        raise _error(layer, "8-bit integers hold no infinity, so they can't mask attention")
 
 
 def _limits(layer: Layer, first: int) -> tuple[float, float]:
@@ -251,7 +251,7 @@ def _affine(layer: Layer, reads: Int8, writes: Int8) -> Layer:
         factors = np.rint(ratios * 2.0**shift).astype(np.int64)
     bias = np.rint(shift_by / writes.scale * 2.0**shift)
     words = Table(
-        lambda: packed(np.clip(bias, -(2.0**31), 2.0**31 - 1), factors),
+        lambda: pack(np.clip(bias, -(2.0**31), 2.0**31 - 1), factors),
         tuple(dict.fromkeys(name for t in tables.values() for name in t.sources)),
     )
     typed = dataclasses.replace(layer, clamp=_limits(layer, count))

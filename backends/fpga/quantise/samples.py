@@ -36,7 +36,7 @@ def calibration_samples(plan: Plan) -> list[dict[str, Tensor]]:
     """Sets of the model's inputs, by name, to calibrate on.
 
     Options of the plan: ``calibrate`` is ``random`` (the default) or the path of a ``.npz`` file
-    with an array per input, frames along the first axis, the last of which are `held_out`;
+    with an array per input, frames along the first axis, the last of which are `held_out_frames`;
     ``input_ranges`` is JSON, input name to least and largest number. Random floats are uniform in
     that range, or what the model's own format of an input holds (normal without either); integers
     too (numbers of rows of their table without one).
@@ -50,7 +50,7 @@ def calibration_samples(plan: Plan) -> list[dict[str, Tensor]]:
     return frames[:-_HELD_OUT] or frames
 
 
-def held_out(plan: Plan) -> list[dict[str, Tensor]]:
+def held_out_frames(plan: Plan) -> list[dict[str, Tensor]]:
     """Sets of the model's inputs that calibration has not seen; of a short file some that it has.
 
     Raises:
@@ -62,7 +62,7 @@ def held_out(plan: Plan) -> list[dict[str, Tensor]]:
 
 def _of_file(plan: Plan) -> list[dict[str, Tensor]] | None:
     given = str(plan.options.get("calibrate", RANDOM))
-    return None if given == RANDOM else _read(Path(given), plan.graph)
+    return None if given == RANDOM else _read_npz(Path(given), plan.graph)
 
 
 def _random(plan: Plan, seed: int, count: int) -> list[dict[str, Tensor]]:
@@ -89,7 +89,7 @@ def keep(frames: Sequence[Mapping[str, Tensor]], directory: Path) -> None:
     write_npz(directory / KEPT, columns)
 
 
-def kept_frame(directory: Path, number: int) -> dict[str, Tensor] | None:
+def read_kept(directory: Path, number: int) -> dict[str, Tensor] | None:
     """One of the frames that `keep` has kept, counted round and round; None if none were."""
     if not (directory / KEPT).is_file():
         return None
@@ -115,7 +115,7 @@ def random_frames(
     rows, generator = table_sizes(graph), torch.Generator().manual_seed(seed)
     inputs, known = inputs_of(graph).items(), ranges or {}
     return [
-        {n: _drawn(like, known.get(n), rows.get(n, 2), generator) for n, like in inputs}
+        {n: _draw(like, known.get(n), rows.get(n, 2), generator) for n, like in inputs}
         for _ in range(count)
     ]
 
@@ -126,7 +126,7 @@ def inputs_of(graph: Graph) -> dict[str, Tensor]:
     return {i.name: tensor(graph.nodes[i.node]) for i in graph.inputs if i.kind in kinds}
 
 
-def _drawn(
+def _draw(
     like: Tensor, given: tuple[float, float] | None, below: int, generator: torch.Generator
 ) -> Tensor:
     shape = tuple(like.shape)
@@ -141,7 +141,7 @@ def _drawn(
     return torch.randint(low, high + 1, shape, generator=generator).to(like.dtype)
 
 
-def _read(path: Path, graph: Graph) -> list[dict[str, Tensor]]:
+def _read_npz(path: Path, graph: Graph) -> list[dict[str, Tensor]]:
     """The frames of a ``.npz`` file; an array of exactly an input's shape is one frame."""
     try:
         with np.load(path) as file:

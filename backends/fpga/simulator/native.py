@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from pipec.backends.fpga.runs import Run, Runs, tokens
-from pipec.backends.fpga.toolchain import compiled, ran
+from pipec.backends.fpga.toolchain import compile_cached, run_command
 from pipec.errors import BackendError
 
 
@@ -127,7 +127,7 @@ def slots_of(
     }
 
 
-def written(process: Process) -> dict[str, int]:
+def writes(process: Process) -> dict[str, int]:
     """Tokens per frame that a process writes, by stream."""
     return {s: tokens(process.table, k, written=True) for k, s in enumerate(process.outputs)}
 
@@ -171,7 +171,7 @@ def binary() -> Path:
         BackendError: There is no compiler, or it fails.
     """
     with as_file(SOURCE) as source:
-        return compiled("simulate", ["-std=c++17", "-O2", source], "the simulator")
+        return compile_cached("simulate", ["-std=c++17", "-O2", source], "the simulator")
 
 
 def simulate(
@@ -208,7 +208,7 @@ def simulate(
     with tempfile.TemporaryDirectory(prefix="pipec-cycles-") as folder:
         log = Path(folder) / "handshakes"
         head = frames, int(until_steady), int(call), int(record)
-        done = ran([binary(), log], input=_encoded(processes, slots, head, rigid=rigid))
+        done = run_command([binary(), log], input=_encode(processes, slots, head, rigid=rigid))
         if done.returncode != 0:
             raise BackendError("the simulator failed", got=f"exit code {done.returncode}")
         rows = [line.split() for line in done.stdout.splitlines()]
@@ -231,7 +231,7 @@ def simulate(
         return Trace(ends, flows, rows[-1][1] == "1", logs)
 
 
-def _encoded(
+def _encode(
     processes: Sequence[Process], slots: Mapping[str, tuple[int, int]], head: Sequence[int], *,
     rigid: bool,
 ) -> str:  # fmt: skip

@@ -46,8 +46,8 @@ from pipec.backends.fpga.emit.stage import SEED, Golden, golden_chain, write_sta
 from pipec.backends.fpga.quantise.samples import random_frames
 from pipec.backends.fpga.stagejson import Json
 from pipec.backends.fpga.training.phases import gradient_name
-from pipec.backends.fpga.training.stage import TrainedStage, trained_stages
-from pipec.backends.fpga.training.update import ROW, Sgd, put, rated
+from pipec.backends.fpga.training.stage import TrainedStage, make_stages
+from pipec.backends.fpga.training.update import ROW, Sgd, put_tokens, set_rates
 from pipec.backends.fpga.wire import ports_of, wires_of
 from pipec.cluster.device import FpgaResources
 from pipec.errors import BackendError
@@ -135,7 +135,7 @@ def emit_training(plan: Plan, directory: Path) -> None:
     Raises:
         BackendError: The rings of saved values are shorter than the schedule needs.
     """
-    stages = trained_stages(plan)
+    stages = make_stages(plan)
     golden = golden_training(plan.graph, stages, random_frames(plan.graph, SEED)[0])
     folders = folders_of(plan, directory)
     held = in_flight(plan.schedule) if plan.schedule is not None else ()
@@ -170,7 +170,7 @@ def emit_stage(
     frames = dict(zip(KERNELS, (*golden, _update_frame(stage, settings), waiting), strict=True))
     designs = stage.designs
     if stage.update is not None:
-        designs["update"] = rated(stage.update, settings)
+        designs["update"] = set_rates(stage.update, settings)
     for name, design in designs.items():
         site = Site.on(fabric, alone=False)
         write_stage(design, folder / name, frames[name], site=site)
@@ -192,7 +192,7 @@ def reload_tables(plan: Plan, directory: Path) -> None:
 
     The weights of the plan that was emitted have new values, in the same tensors.
     """
-    for stage, folder in zip(trained_stages(plan), folders_of(plan, directory), strict=True):
+    for stage, folder in zip(make_stages(plan), folders_of(plan, directory), strict=True):
         for name, design in zip(KERNELS, (stage.kernels.F, stage.kernels.B), strict=False):
             write_tables(design, folder / name / "src/weights")
 
@@ -213,7 +213,7 @@ def _write_state(stage: TrainedStage, folder: Path, weights: Tensors) -> None:
     for part in stage.parameters:
         wire = sums[gradient_name(part.parameter)]
         tokens = wire.tokens(weights[part.parameter])
-        put(image, part, tokens)
+        put_tokens(image, part, tokens)
     image.tofile(folder / "update/state/w.bin")
 
 
@@ -268,7 +268,7 @@ def golden_training(
     model: Graph, stages: Sequence[TrainedStage], inputs: Tensors
 ) -> list[tuple[Golden, Golden]]:
     """A frame of F and of B of every stage: what torch computes, F's downwards, B's upwards."""
-    masks = {m.name: m.drawn(int) for stage in stages for m in stage.phases.masks}
+    masks = {m.name: m.draw_mask(int) for stage in stages for m in stage.phases.masks}
     known = {**inputs, **masks, **model.weights}
     forward = golden_chain([stage.phases.F for stage in stages], known)
     for frame in forward:

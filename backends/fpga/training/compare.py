@@ -58,7 +58,7 @@ def compare_emitted(
     program, found = boards.program, Tensors()
     for runner in runners:
         add(found, runner.gradients())
-    stage_of = {n: s.index for s in reversed(program.stages) for n in _trained(s)}
+    stage_of = {n: s.index for s in reversed(program.stages) for n in _find_trained(s)}
     want: Tensors = {}
     for batch in batches:
         add(want, gradients_of(source, batch, set(found), seed))
@@ -76,7 +76,7 @@ def compare_emitted(
         sizes = {n: min(len(batches) * moves / tolerance, most) for n, moves in noise.items()}
         comparisons = compared(found, want, stage_of, by, sizes)
     for stage, runner in zip(program.stages, runners, strict=True):
-        own = {n: want[n] for n in _trained(stage) if n not in program.tied}
+        own = {n: want[n] for n in _find_trained(stage) if n not in program.tied}
         comparisons += compare_updates(source, stage, own, runner, tolerance)
     return comparisons
 
@@ -90,7 +90,7 @@ def compare_updates(
     besides the rounding of a parameter.
     """
     found, before = list[Comparison](), {n: source.weights[n].detach() for n in sums}
-    for step in _updated(source, sums, runner.record.update):
+    for step in _update(source, sums, runner.record.update):
         new = runner.update()
         for n in sums:
             rounding = 2 * torch.finfo(step[n].dtype).eps * float(step[n].abs().max())
@@ -108,11 +108,11 @@ def compare_updates(
     return found
 
 
-def _trained(stage: StageProgram) -> tuple[str, ...]:
+def _find_trained(stage: StageProgram) -> tuple[str, ...]:
     return stage.training.trained if stage.training is not None else ()
 
 
-def _updated(source: Graph, sums: Tensors, settings: Mapping[str, float]) -> list[Tensors]:
+def _update(source: Graph, sums: Tensors, settings: Mapping[str, float]) -> list[Tensors]:
     """The parameters after each update, by torch.optim.SGD."""
     held = {n: torch.nn.Parameter(source.weights[n].detach().clone()) for n in sums}
     if not held:

@@ -31,10 +31,10 @@ from pipec.backends.fpga.engines.base import Engine, busy_cycles
 from pipec.backends.fpga.engines.network import Network
 from pipec.backends.fpga.engines.parts import Memory, Resources
 from pipec.backends.fpga.engines.route import Fork
-from pipec.backends.fpga.fifo import MIN_DEPTH, busiest, deepened, timed
+from pipec.backends.fpga.fifo import MIN_DEPTH, add_latency, busiest, deepen_fifos
 from pipec.backends.fpga.lowering.lower import lower
-from pipec.backends.fpga.memory import Item, logic, placed
-from pipec.backends.fpga.search import Board, Search, deep_fifos, fitted
+from pipec.backends.fpga.memory import Item, allocate, logic
+from pipec.backends.fpga.search import Board, Search, deep_fifos, fit_design
 from pipec.backends.fpga.training.movers import (
     Place,
     gradient_sum,
@@ -104,7 +104,7 @@ class Feature:
         return Item(fifo.name, "fifo", fifo.token_bits, fifo.depth)
 
 
-def placed_features(
+def place_features(
     streams: Mapping[str, Stream], sets: int, room: Resources
 ) -> tuple[Feature, ...]:
     """A place for every saved value, in what F and B leave of the board's memories.
@@ -123,22 +123,22 @@ def placed_features(
     return tuple(found.values())
 
 
-def saved_kernel(
+def make_saved_kernel(
     forward: StageDesign, features: Iterable[Feature], name: str
 ) -> StageDesign | None:
     """The FIFOs of the values that stay on chip; None if there are none.
 
     They leave the ports of F, on its board.
     """
-    kept = {f.value: f for f in features if f.on_chip}
+    kept = [f for f in features if f.on_chip]
     if not kept:
         return None
-    leaving = {p.value: p for p in forward.outputs if p.value in kept}
-    engines = {value: feature.keep for value, feature in kept.items()}
+    engines = {f.value: f.keep for f in kept}
+    leaving = {p.value: p for p in forward.outputs if p.value in engines}
     design = StageDesign(
         name,
         tuple(engines.values()),
-        {s.name: s for f in kept.values() for s in f.streams},
+        {s.name: s for f in kept for s in f.streams},
         tuple(dataclasses.replace(leaving[v], stream=e.inputs[0]) for v, e in engines.items()),
         tuple(dataclasses.replace(leaving[v], stream=e.outputs[0]) for v, e in engines.items()),
         device=forward.device,
@@ -147,7 +147,7 @@ def saved_kernel(
         limits=forward.limits,
         interval=max(map(busy_cycles, engines.values())),
     )
-    return timed(placed(design, [f.memory for f in kept.values()], [f.item for f in kept.values()]))
+    return add_latency(allocate(design, [f.memory for f in kept], [f.item for f in kept]))
 
 
 PREFIX = {"F": "f_", "B": "b_"}
@@ -224,16 +224,16 @@ def kernels_on(
 
         Where memory is slower than engines, slower engines leave it less to move.
         """
-        whole = fitted(design, board, fifos)
+        whole = fit_design(design, board, fifos)
         if isinstance(whole, Shortage):
             return whole
         found: StageDesign | Shortage
         leaving = {p.value: whole.streams[p.stream] for p in whole.outputs}
         for room in (_room(whole, board), Resources()):  # none where the rest does not fit
             values = {v: leaving[v] for v in phases.saved}
-            features = placed_features(values, sets, room)
+            features = place_features(values, sets, room)
             rings = {f.value: ring(f.value, sets) for f in features if not f.on_chip}
-            found = _complete(_unsized(whole), {**sums, **rings}, features, board)
+            found = _complete(_reset_fifos(whole), {**sums, **rings}, features, board)
             if isinstance(found, StageDesign):
                 kept.append((found, features))
                 if found.interval > _NEAR * whole.interval:
@@ -250,7 +250,7 @@ def kernels_on(
         _part(found, f"{name}_{suffix}", PREFIX[phase])
         for phase, suffix in (("F", "forward"), ("B", "backward"))
     )
-    between = saved_kernel(forward, features, f"{name}_saved")
+    between = make_saved_kernel(forward, features, f"{name}_saved")
     return Kernels(forward, backward, found.interval, features, between)
 
 
@@ -273,15 +273,15 @@ def _complete(
     kept = [f for f in features if f.on_chip]
     between, waiting = sum((logic(f.keep) for f in kept), Resources()), [f.item for f in kept]
     moved = dataclasses.replace(moved, limits=without(board, between).limits)
-    least = fitted(moved, board, waiting)
+    least = fit_design(moved, board, waiting)
     if isinstance(least, Shortage):
         return least
-    slotted = with_rings(deepened(moved, [f.value for f in features]))
+    slotted = with_rings(deepen_fifos(moved, [f.value for f in features]))
     slotted = dataclasses.replace(slotted, interval=max(slotted.interval, whole.interval))
-    return fitted(slotted, board, [*deep_fifos(slotted), *waiting])
+    return fit_design(slotted, board, [*deep_fifos(slotted), *waiting])
 
 
-def _unsized(design: StageDesign) -> StageDesign:
+def _reset_fifos(design: StageDesign) -> StageDesign:
     """The design with FIFOs as shallow as before they were sized, but for what decides their place.
 
     Movers change when values come and go.
@@ -324,4 +324,4 @@ def _part(whole: StageDesign, name: str, prefix: str) -> StageDesign:
         ddr=tuple(p for p in whole.ddr if p.engine in names),
         resources=sum((e.resources for e in engines), Resources()),
     )
-    return timed(dataclasses.replace(found, interval=busiest(found)[0]))
+    return add_latency(dataclasses.replace(found, interval=busiest(found)[0]))

@@ -65,7 +65,7 @@ def other_sides(
     """
     counts, gradients = [0, 0], Tensors()
 
-    def turned(microbatch: int, stage: int, own: Tensors) -> Tensors:
+    def turn(microbatch: int, stage: int, own: Tensors) -> Tensors:
         """What a stage's B reads; counts what was put on the other side."""
         theirs = saved[stages[stage].index, microbatch]
         found, *more = on_their_side(stages[stage], own, theirs, tolerance)
@@ -74,7 +74,7 @@ def other_sides(
 
     for microbatch, inputs in enumerate(batches):
         before = list(counts)
-        there = chained(stages, weights, inputs, seed, partial(turned, microbatch))
+        there = chained(stages, weights, inputs, seed, partial(turn, microbatch))
         if counts != before:
             here = chained(stages, weights, inputs, seed)
             add(gradients, {n: there[n] - here[n] for n in here})
@@ -96,7 +96,7 @@ def on_their_side(
         relus += count
     for pool in _pools(stage.training.B):
         if pool[1] in theirs:
-            found[pool[1]], count = _chosen(pool, own, theirs, tolerance)
+            found[pool[1]], count = _choose(pool, own, theirs, tolerance)
             maxima += count
     return found, relus, maxima
 
@@ -116,7 +116,7 @@ slides over, and of the saved places of the maxima ``[..., oh, ow]``, ``y * w + 
 padding and dilation, each down and across."""
 
 
-def _chosen(
+def _choose(
     pool: _Pool, own: Tensors, theirs: Mapping[str, Tensor], tolerance: float
 ) -> tuple[Tensor, int]:
     """The places of the maxima, near ties decided as the kernels did, and how many.

@@ -76,11 +76,11 @@ def with_movers(
         for port in ports:
             if port.value in places and port.stream:
                 prefix = next(p for p in prefixes if port.node.startswith(p))
-                found = _moved(found, port, places[port.value], prefix, is_input=is_input)
+                found = _mover(found, port, places[port.value], prefix, is_input=is_input)
     return found
 
 
-def _moved(
+def _mover(
     design: StageDesign, port: Port, place: Place, prefix: str, *, is_input: bool
 ) -> StageDesign:
     stream = design.streams[port.stream]

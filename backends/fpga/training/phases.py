@@ -49,7 +49,7 @@ class Mask:
     probability: float
     shape: tuple[int, ...]
 
-    def drawn(self, stream: Stream) -> torch.Tensor:
+    def draw_mask(self, stream: Stream) -> torch.Tensor:
         """The mask that torch draws where the op's seed is ``stream(draw)``."""
         ones = torch.ones(self.shape)
         with torch.random.fork_rng(devices=[]):
@@ -138,7 +138,7 @@ def gradient_name(name: str) -> str:
     return f"grad_{name}"
 
 
-def saved_name(name: str) -> str:
+def name_saved(name: str) -> str:
     """What a value is called on its way from F to B."""
     return f"saved_{name}"
 
@@ -150,13 +150,13 @@ def phases_of(training: Training, draws: Draws | None = None) -> Phases:
     """
     low = training.lower()
     rules = {**RULES, **_DROPOUT, **_layer_norm_rules(low.F)}
-    backward = _pruned(floating_masks(low.B, rewritten(low.B, rules)))
+    backward = _prune(floating_masks(low.B, rewritten(low.B, rules)))
     read = {i.name for i in backward.inputs_of(InputKind.SAVED)}
     masks = masks_of(low.F, draws)
     forward = rewritten(_forward(_stateful(low.F), read), rules)
     drawn = (GraphInput(m.name, InputKind.INPUT, m.name) for m in masks)
-    forward = _pruned(forward.replace(inputs=(*forward.inputs, *drawn)))
-    named = _named(backward, {o.name for o in low.F.outputs_of(OutputKind.LOSS)})
+    forward = _prune(forward.replace(inputs=(*forward.inputs, *drawn)))
+    named = _rename(backward, {o.name for o in low.F.outputs_of(OutputKind.LOSS)})
     saved = tuple(i.name for i in named.inputs_of(InputKind.SAVED))
     nodes, updated = low.F.nodes, low.F.outputs_of(OutputKind.BUFFER_UPDATE)
     counters = tuple(o.name for o in updated if not _floating(nodes[o.node]))
@@ -192,17 +192,17 @@ def _forward(graph: Graph, read: set[str]) -> Graph:
     for o in graph.outputs:
         counter = o.kind is OutputKind.BUFFER_UPDATE and not _floating(nodes[o.node])
         if o.kind is OutputKind.SAVED and o.name in read:
-            kept.append(GraphOutput(o.node, o.kind, saved_name(o.name)))
+            kept.append(GraphOutput(o.node, o.kind, name_saved(o.name)))
         elif o.kind is not OutputKind.SAVED and not counter:
             kept.append(o)
-    return _pruned(with_outputs(graph, kept))
+    return _prune(with_outputs(graph, kept))
 
 
 def _floating(node: fx.Node) -> bool:
     return tensor(node).dtype.is_floating_point
 
 
-def _pruned(graph: Graph) -> Graph:
+def _prune(graph: Graph) -> Graph:
     """The graph without nodes that no output needs, and without inputs that nobody reads."""
     nodes = graph.nodes
     needed = ancestors(nodes[o.node] for o in graph.outputs)
@@ -210,9 +210,9 @@ def _pruned(graph: Graph) -> Graph:
     return written(graph, inputs, [n for n in graph.calls if n in needed], graph.outputs)
 
 
-def _named(graph: Graph, losses: set[str]) -> Graph:
+def _rename(graph: Graph, losses: set[str]) -> Graph:
     """B with its gradients and what F saved under names of their own; a loss's gradient is 1."""
-    renamed = {InputKind.GRADIENT: gradient_name, InputKind.SAVED: saved_name}
+    renamed = {InputKind.GRADIENT: gradient_name, InputKind.SAVED: name_saved}
     inputs, weights = list[GraphInput](), dict(graph.weights)
     for i in graph.inputs:
         kind, name = i.kind, renamed.get(i.kind, str)(i.name)

@@ -23,8 +23,8 @@ from pipec.backends.fpga import audit
 from pipec.backends.fpga.csim.run import CSimulation, load_stages
 from pipec.backends.fpga.toolchain import workspace
 from pipec.backends.fpga.training.artifacts import KERNELS, RECORD
-from pipec.backends.fpga.training.phases import Mask, gradient_name, saved_name
-from pipec.backends.fpga.training.update import ROW, Slice, put
+from pipec.backends.fpga.training.phases import Mask, gradient_name, name_saved
+from pipec.backends.fpga.training.update import ROW, Slice, put_tokens
 from pipec.backends.fpga.wire import Wire
 from pipec.compiler.verify_training import first_microbatches
 from pipec.errors import BackendError
@@ -124,7 +124,7 @@ class TrainedRunner:
                 got=len(self.waiting) + 1,
                 want=f"at most {self.record.in_flight}",
             )
-        masks = {m.name: m.drawn(self.stream) for m in self.record.masks}
+        masks = {m.name: m.draw_mask(self.stream) for m in self.record.masks}
         read = {**self.state, **masks, **values}
         found = self.forward_kernel.frame(self.memory, read, (microbatch, self.microbatches))
         self.state |= {n: found[n] for n in self.state if n in found}
@@ -133,15 +133,15 @@ class TrainedRunner:
         self.waiting[microbatch] = found
         return found | {n: torch.tensor(c + 1) for n, c in self.record.counters.items()}
 
-    def saved(self, microbatch: int) -> Tensors:
+    def read_saved(self, microbatch: int) -> Tensors:
         """What F saved of the last microbatch that it ran: on chip, and in rings."""
         found = dict(self.waiting[microbatch])
         for wire in self.forward_kernel.memories:
             if not wire.is_input:
-                ring = wire.held(self.memory).reshape(-1, wire.stream.tokens * wire.stream.lanes)
+                ring = wire.read(self.memory).reshape(-1, wire.stream.tokens * wire.stream.lanes)
                 slot = ring[microbatch % len(ring)]
                 found[wire.port.value] = wire.tensor(slot)
-        prefix = saved_name("")
+        prefix = name_saved("")
         return {n.removeprefix(prefix): v for n, v in found.items() if n.startswith(prefix)}
 
     def backward(self, microbatch: int, gradients: Values) -> Tensors:
@@ -157,7 +157,7 @@ class TrainedRunner:
 
     def gradients(self) -> Tensors:
         """The sums of the gradients of all microbatches since the last update, by parameter."""
-        return {n: w.tensor(w.held(self.memory)) for n, w in self._sums.items()}
+        return {n: w.tensor(w.read(self.memory)) for n, w in self._sums.items()}
 
     def update(self) -> Tensors:
         """The new parameters, by name, of the update kernel; the momentum stays in memory."""
@@ -166,7 +166,7 @@ class TrainedRunner:
         last = self.record.parameters[-1]
         image = np.zeros((last.first + last.rows, ROW), dtype=np.float32)
         for part in self.record.parameters:
-            put(image, part, self._sums[part.parameter].held(self.memory))
+            put_tokens(image, part, self._sums[part.parameter].read(self.memory))
         image.tofile(self.memory / "sums.bin")
         if not (self.memory / "w.bin").exists():
             shutil.copy(self.folder / "update/state/w.bin", self.memory / "w.bin")
@@ -224,7 +224,7 @@ def _state(forward: CSimulation) -> Tensors:
     for wire in forward.wires:
         path = forward.stage / "state" / wire.file
         if wire.is_input and path.exists():
-            tokens = wire.held(path.parent)
+            tokens = wire.read(path.parent)
             if tokens.size != wire.stream.tokens * wire.stream.lanes:
                 raise BackendError("a file of running statistics is damaged", where=path)
             found[wire.port.value] = wire.tensor(tokens)
@@ -249,7 +249,7 @@ class _OnBoard(StageRunner):
         stream: Stream = int,
     ) -> Outcome:
         found = self._kernels.forward(microbatch, {**values, **inputs})
-        self._kept[self.program.index, microbatch] = self._kernels.saved(microbatch)
+        self._kept[self.program.index, microbatch] = self._kernels.read_saved(microbatch)
         kinds = (OutputKind.VALUE, OutputKind.LOSS, OutputKind.OUTPUT, OutputKind.BUFFER_UPDATE)
         graph = self.program.forward
         return {kind: {o.name: found[o.name] for o in graph.outputs_of(kind)} for kind in kinds}

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 from pipec.backends.fpga.banks import with_slots
 from pipec.backends.fpga.design import StageDesign
-from pipec.backends.fpga.designs import board_of, device_of, link_behind, remembered, types_of
+from pipec.backends.fpga.designs import board_of, cache_last, device_of, link_behind, types_of
 from pipec.backends.fpga.engines.network import Network
 from pipec.backends.fpga.engines.parts import Memory
-from pipec.backends.fpga.memory import items_of, placed
+from pipec.backends.fpga.memory import allocate, items_of
 from pipec.backends.fpga.search import Board, on
 from pipec.backends.fpga.timing import stage_timing
 from pipec.backends.fpga.training.kernels import Kernels, kernels_on, networks_of, without
@@ -54,8 +54,8 @@ class TrainedStage:
         return self.kernels.interval / (self.kernels.F.clock_mhz * 1e6)
 
 
-@remembered
-def trained_stages(plan: Plan) -> tuple[TrainedStage, ...]:
+@cache_last
+def make_stages(plan: Plan) -> tuple[TrainedStage, ...]:
     """The stages of a differentiated plan on their boards.
 
     Stage k of n, from 0, has room for the ``2(n-k)`` microbatches that FBP-AS keeps in flight;
@@ -75,12 +75,12 @@ def trained_stages(plan: Plan) -> tuple[TrainedStage, ...]:
     networks = networks_of(phases, types_of(plan).precision)
     count = len(phases)
     return tuple(
-        trained_stage(phases[k], networks[k], board_of(plan, k), f"stage{k}", 2 * (count - k))
+        make_stage(phases[k], networks[k], board_of(plan, k), f"stage{k}", 2 * (count - k))
         for k in range(count)
     )
 
 
-def trained_stage(
+def make_stage(
     phases: Phases, networks: tuple[Network, Network], board: Board, name: str, sets: int
 ) -> TrainedStage:
     """One stage on its board, saved values held for ``sets`` microbatches in flight.
@@ -96,7 +96,7 @@ def trained_stage(
     made = with_movers(update_kernel(count, board.limits.ddr / clock), UPDATED)
     made = on(made, board, f"{name}_update")
     items = [item for e in made.engines for item in items_of(e)]
-    update = placed(made, [Memory.LUT] * len(items), items)  # it is small
+    update = allocate(made, [Memory.LUT] * len(items), items)  # it is small
     kernels = kernels_on(networks, without(board, update.resources), name, phases, sets)
     banks = {p.group: p.bank for p in kernels.B.ddr if p.group == SUMS}
     slotted = with_slots(update, board.device, banks)
@@ -107,7 +107,7 @@ def trained_stage(
 
 def training_timing(plan: Plan) -> tuple[StageTiming, ...]:
     """Every stage: F alone, B alone, both at the same time, one update."""
-    return tuple(_timing(plan, k, stage) for k, stage in enumerate(trained_stages(plan)))
+    return tuple(_timing(plan, k, stage) for k, stage in enumerate(make_stages(plan)))
 
 
 def _timing(plan: Plan, k: int, stage: TrainedStage) -> StageTiming:
@@ -163,4 +163,4 @@ def _notes(stage: TrainedStage, device: Device) -> tuple[str, ...]:
 
 def training_designs(plan: Plan) -> tuple[StageDesign, ...]:
     """All kernels of all stages."""
-    return tuple(d for stage in trained_stages(plan) for d in stage.designs.values())
+    return tuple(d for stage in make_stages(plan) for d in stage.designs.values())

@@ -29,7 +29,7 @@ from pipec.backends.fpga.engines.network import NetPort, Network
 from pipec.backends.fpga.engines.parts import Table
 from pipec.backends.fpga.engines.steps import MapStep
 from pipec.backends.fpga.engines.tiles import ceil_div
-from pipec.backends.fpga.fifo import sized
+from pipec.backends.fpga.fifo import size_fifos
 from pipec.backends.fpga.folding import design_at, wire_lanes
 from pipec.backends.fpga.training.movers import SUMS, Place
 from pipec.backends.fpga.training.phases import gradient_name
@@ -82,7 +82,7 @@ def layout(backward: Network, trained: Sequence[str]) -> tuple[Slice, ...]:
     return tuple(found)
 
 
-def put(image: NDArray[np.float32], part: Slice, tokens: NDArray[Any]) -> None:
+def put_tokens(image: NDArray[np.float32], part: Slice, tokens: NDArray[Any]) -> None:
     """Write a parameter, as tokens of its gradient's stream, into ``[rows, 16]`` of the stage."""
     image[part.first : part.first + part.rows].reshape(-1)[: tokens.size] = tokens.reshape(-1)
 
@@ -134,10 +134,10 @@ def update_network(parameters: int) -> Network:
 def update_kernel(parameters: int, bytes_per_cycle: float) -> StageDesign:
     """The update of so many parameters as a kernel whose engines are no slower than memory."""
     per_row = max(int(4 * WORDS_MOVED * ROW / bytes_per_cycle), 1)
-    return sized(design_at(update_network(parameters), ceil_div(parameters, ROW) * per_row))
+    return size_fifos(design_at(update_network(parameters), ceil_div(parameters, ROW) * per_row))
 
 
-def rated(kernel: StageDesign, sgd: Sgd) -> StageDesign:
+def set_rates(kernel: StageDesign, sgd: Sgd) -> StageDesign:
     """The update with other settings: the same engines with other tables."""
     factors = {f"{name}_map": sign * getattr(sgd, of) for name, _, of, sign in _LAYERS}
 

@@ -25,14 +25,7 @@ from itertools import pairwise
 
 from benchmarks.rtl.style import Style
 from pipec.backends.fpga.runs import Run
-from pipec.backends.fpga.simulator.native import (
-    Process,
-    Trace,
-    Wait,
-    deadlock,
-    slots_of,
-    written,
-)
+from pipec.backends.fpga.simulator.native import Process, Trace, Wait, deadlock, slots_of, writes
 from tests.fpga.design.plain import flat, inside
 
 NEVER = 1 << 62
@@ -210,7 +203,7 @@ def simulate(
             raise deadlock([s.wait() for s in states if s.blocked], processes)
         limit += 1
     sinks = [s for s in states if not s.outs] or states
-    per_frame = {s: n for p in processes for s, n in written(p).items()}
+    per_frame = {s: n for p in processes for s, n in writes(p).items()}
     return Trace(
         tuple(max(s.times[k] + s.process.depth for s in sinks) for k in range(frames)),
         {},

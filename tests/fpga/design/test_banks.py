@@ -12,7 +12,7 @@ from pipec.backends.fpga import banks
 from pipec.backends.fpga.banks import (
     READ_LATENCY,
     SLOTS,
-    assigned,
+    assign_banks,
     banks_of,
     ddr_ports,
     period,
@@ -23,7 +23,7 @@ from pipec.backends.fpga.cycles import network_of, steady_state
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.engines.memory import Load
 from pipec.backends.fpga.engines.mvu import Mvu
-from pipec.backends.fpga.fifo import sized
+from pipec.backends.fpga.fifo import size_fifos
 from pipec.backends.fpga.folding import design_at
 from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.search import Board, Search
@@ -41,7 +41,7 @@ def streaming(interval: int) -> StageDesign:
         for layer in network.layers
         if isinstance(layer.nest, Mvu)
     }
-    design = sized(design_at(network, interval, streamed=streamed))
+    design = size_fifos(design_at(network, interval, streamed=streamed))
     return replace(design, ddr=ddr_ports(design))
 
 
@@ -87,7 +87,7 @@ def test_too_little_bandwidth_leaves_no_slots() -> None:
     assert with_banks(streaming(3_000), slow) is None
     design = with_banks(before := streaming(10_000), slow)
     assert design is not None
-    assert sized(design).interval == before.interval
+    assert size_fifos(design).interval == before.interval
 
 
 @given(
@@ -96,7 +96,7 @@ def test_too_little_bandwidth_leaves_no_slots() -> None:
 def test_two_banks_are_filled_wherever_clients_can_be_parted(slots: list[int]) -> None:
     """None only if no half of the clients leaves room for the others, but for a rare puzzle."""
     names = {f"gmem{k}": wanted for k, wanted in enumerate(slots)}
-    found = assigned(names, dict.fromkeys(("DDR[0]", "DDR[1]"), SLOTS))
+    found = assign_banks(names, dict.fromkeys(("DDR[0]", "DDR[1]"), SLOTS))
     possible = any(
         max(sum(half), sum(slots) - sum(half)) <= SLOTS
         for n in range(len(slots) + 1)
@@ -112,13 +112,13 @@ def test_two_banks_are_filled_wherever_clients_can_be_parted(slots: list[int]) -
 def test_no_bank_holds_more_than_there_is_room() -> None:
     slots, sizes = {"a": 1, "b": 1, "c": 1}, {"a": 60, "b": 50, "c": 40}
     free = {"HBM[0]": SLOTS, "HBM[1]": SLOTS}
-    found = assigned(slots, free, sizes, 100)
+    found = assign_banks(slots, free, sizes, 100)
     assert found is not None
     assert sorted(sum(sizes[n] for n in sizes if found[n] == b) for b in set(found.values())) in (
         [50, 100],
         [60, 90],
     )
-    assert assigned(slots, free, sizes, 80) is None
+    assert assign_banks(slots, free, sizes, 80) is None
     board = narrow(4)
     assert with_banks(streaming(3_000), board) is not None
     tables = [w.bits // 8 for e in streaming(3_000).engines if isinstance(e.nest, Load)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from pipec.backends.fpga import boards
-from pipec.backends.fpga.boards import cycles_of_boards, paced
+from pipec.backends.fpga.boards import cycles_of_boards, pace
 from pipec.backends.fpga.cycles import cycles_of
 from pipec.backends.fpga.demand import Shortage
 from pipec.backends.fpga.design import Port, StageDesign, Stream
@@ -20,10 +20,10 @@ from pipec.backends.fpga.engines.base import Engine
 from pipec.backends.fpga.engines.map import Map
 from pipec.backends.fpga.engines.route import Concat, Fork
 from pipec.backends.fpga.engines.steps import Step
-from pipec.backends.fpga.fifo import sized
+from pipec.backends.fpga.fifo import size_fifos
 from pipec.backends.fpga.links import Frame, link_cycles
 from pipec.backends.fpga.runs import cycles, tokens
-from pipec.backends.fpga.search import Board, Search, deep_fifos, fitted
+from pipec.backends.fpga.search import Board, Search, deep_fifos, fit_design
 from pipec.backends.fpga.stagejson import design_of, stage_record
 from pipec.cluster.cluster import Cluster, Link, parse_cluster
 from pipec.cluster.presets import preset
@@ -36,7 +36,7 @@ from tests.fpga.design.staged import within
 
 @given(st.integers(1, 400), st.integers(1, 2_000))
 def test_pacing_takes_exactly_the_time_it_is_given(beats: int, frame: int) -> None:
-    table = paced(beats, frame)
+    table = pace(beats, frame)
     assert cycles(table) == max(beats, frame)
     assert tokens(table, 0, written=True) == tokens(table, 0, written=False) == beats
 
@@ -193,7 +193,7 @@ def test_a_block_cut_in_two_does_not_deadlock_across_the_link(
     links = [Link(1e12, 0.0)]
     found = cycles_of_boards([as_read(d) for d in designs], links)
     assert found.interval == max(d.interval for d in designs)
-    alone = [as_read(sized(_shallow(d))) for d in designs]
+    alone = [as_read(size_fifos(_shallow(d))) for d in designs]
     assert max(cycles_of(r).interval for r in alone) == found.interval
     with pytest.raises(BackendError, match=r"link0\.conv2d\.credit is empty"):
         cycles_of_boards(alone, links)
@@ -209,7 +209,7 @@ def test_deeper_fifos_are_counted_and_given_room() -> None:
     plan = make_plan(graph, Cluster((small, small)), "fpga")
     designs, board = designs_of(plan), Board(small)
     for design in designs:
-        again = fitted(design, board, deep_fifos(design))
+        again = fit_design(design, board, deep_fifos(design))
         assert isinstance(again, StageDesign)
         assert again.resources == design.resources
         assert within(design.resources, design.limits)
@@ -219,7 +219,7 @@ def test_deeper_fifos_are_counted_and_given_room() -> None:
     depth = alone.streams[held.owner].depth
     assert depth < held.depth
     deeper = replace(alone, streams={**alone.streams, held.owner: designs[1].streams[held.owner]})
-    assert isinstance(fitted(deeper, board, deep_fifos(deeper)), Shortage)
+    assert isinstance(fit_design(deeper, board, deep_fifos(deeper)), Shortage)
     assert designs[1].interval > alone.interval
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipec.backends.fpga.cycles import latency_of, network_of, simulated
+from pipec.backends.fpga.cycles import latency_of, network_of, simulate_design
 from pipec.backends.fpga.engines.base import busy_cycles, nest_table
 from pipec.backends.fpga.engines.gear import Dwc
 from pipec.backends.fpga.engines.map import Map
@@ -18,7 +18,7 @@ from pipec.backends.fpga.engines.swg import Swg
 from pipec.backends.fpga.engines.tiles import ceil_div
 from pipec.backends.fpga.engines.vvu import Vvu
 from pipec.backends.fpga.engines.window import image_cycles, image_rows, line_of
-from pipec.backends.fpga.fifo import sized
+from pipec.backends.fpga.fifo import size_fifos
 from pipec.backends.fpga.folding import design_at
 from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.runs import Loop, Run, cycles, tokens
@@ -248,15 +248,15 @@ def test_sized_fifos_reach_the_busiest_engine(name: str) -> None:
     model, x = made(name)
     network = lower(graph_of(model, x))
     for target in (1, 1_500):
-        design = sized(design_at(network, target))
+        design = size_fifos(design_at(network, target))
         assert simulate_stage(design, 4).interval == design.interval
         assert latency_of(*network_of(design)) == pytest.approx(design.latency, rel=0.25)
 
 
 def test_simulated_designs_say_so() -> None:
     model, x = made("vgg")
-    design = sized(design_at(lower(graph_of(model, x)), 2_000))
-    exact = simulated(design)
+    design = size_fifos(design_at(lower(graph_of(model, x)), 2_000))
+    exact = simulate_design(design)
     assert (exact.simulated, exact.interval) == (True, design.interval)
     alone = simulate(*network_of(design)[:2], rigid=True, call=True)
     assert exact.latency == alone.latency >= simulate_stage(design, 1).latency

@@ -24,7 +24,7 @@ from pipec.backends.fpga.links import Frame, link_cycles
 from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.memory import KINDS, Item, place
 from pipec.backends.fpga.runs import cycles
-from pipec.backends.fpga.search import Board, Search, bound, fitted
+from pipec.backends.fpga.search import Board, Search, bound_interval, fit_design
 from pipec.backends.fpga.stagejson import stage_record
 from pipec.backends.fpga.timing import stage_timing
 from pipec.cluster.cluster import Link
@@ -62,7 +62,7 @@ def test_factors_are_the_cheapest_that_reach_the_target(
 ) -> None:
     n, out, taps, cin = size
     layer = dense(n, out, taps, cin)
-    found = layer.nest.folded(layer, target, "int8").nest
+    found = layer.nest.fold(layer, target, "int8").nest
     assert isinstance(found, Mvu)
 
     def busy(pe: int, simd: int) -> int:
@@ -129,7 +129,7 @@ def test_a_fifo_that_is_only_reserved_takes_room_and_no_place() -> None:
     model, x = made("excite")
     design = Search(lower(graph_of(model, x)), board()).best()
     plain, reserved = (
-        fitted(design, board(), fifos) for fifos in ([], [Item("elsewhere", "fifo", 512, 4096)])
+        fit_design(design, board(), fifos) for fifos in ([], [Item("elsewhere", "fifo", 512, 4096)])
     )
     assert isinstance(plain, StageDesign)
     assert isinstance(reserved, StageDesign)
@@ -146,7 +146,7 @@ def test_designs_fit_small_boards(name: str, precision: str) -> None:
     small = board(precision, dsp=round(300 * max(need, 1)), clock_hz=100e6)
     design = Search(network, small).best()
     assert within(design.resources, design.limits)
-    assert design.interval >= bound(network, small)
+    assert design.interval >= bound_interval(network, small)
     assert simulate_stage(design, 4).interval == design.interval
 
 

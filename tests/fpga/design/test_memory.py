@@ -9,7 +9,7 @@ from pipec.backends.fpga.engines.base import Engine
 from pipec.backends.fpga.engines.memory import Load, beat_lanes
 from pipec.backends.fpga.engines.mover import Accumulate, Fetch, Store
 from pipec.backends.fpga.engines.parts import Memory, Weight
-from pipec.backends.fpga.memory import adapter, logic, repaired
+from pipec.backends.fpga.memory import adapter, logic, repair
 
 shares = st.lists(
     st.tuples(*[st.floats(0.01, 0.6)] * 3, st.integers(0, 2)), min_size=1, max_size=12
@@ -31,7 +31,7 @@ def test_items_move_until_no_kind_overflows(found: list[tuple[float, float, floa
         return moved
 
     one = any(fits(after(item, kind)) for item in range(len(found)) for kind in range(3))
-    result = repaired(relative, choice)
+    result = repair(relative, choice)
     if fits(choice):
         assert (result == choice).all()
     assert fits(result) or not one

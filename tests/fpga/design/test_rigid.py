@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from benchmarks.rtl.style import Style
 from pipec.backends.fpga.cycles import latency_of, network_of, steady_state
-from pipec.backends.fpga.fifo import busiest, sized
+from pipec.backends.fpga.fifo import busiest, size_fifos
 from pipec.backends.fpga.flow import schedule
 from pipec.backends.fpga.folding import design_at
 from pipec.backends.fpga.lowering.lower import lower
@@ -159,7 +159,7 @@ def test_stall_holds_the_end_of_a_frame_back() -> None:
 def test_rigid_stages_keep_the_interval_of_their_busiest_engine(name: str, target: int) -> None:
     """At the FIFO depths that were chosen; for free-running pipelines half of them would not."""
     model, x = made(name)
-    design = sized(design_at(lower(graph_of(model, x)), target))
+    design = size_fifos(design_at(lower(graph_of(model, x)), target))
     assert steady_state(*network_of(design)).interval == design.interval == busiest(design)[0]
     alone = latency_of(*network_of(design))
     assert alone == pytest.approx(design.latency, rel=0.1)

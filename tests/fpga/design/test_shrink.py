@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 
-from pipec.backends.fpga.cycles import FREE_DEPTH, network_of, shrunk, steady_state
+from pipec.backends.fpga.cycles import FREE_DEPTH, network_of, shrink_fifos, steady_state
 from pipec.backends.fpga.design import StageDesign
-from pipec.backends.fpga.fifo import sized
+from pipec.backends.fpga.fifo import size_fifos
 from pipec.backends.fpga.folding import design_at
 from pipec.backends.fpga.lowering.lower import lower
 from pipec.errors import BackendError
@@ -15,7 +15,7 @@ from tests.fpga.design.models import graph_of, made
 
 def design_of(name: str, interval: int) -> StageDesign:
     model, x = made(name)
-    return sized(design_at(lower(graph_of(model, x)), interval))
+    return size_fifos(design_at(lower(graph_of(model, x)), interval))
 
 
 def bits(design: StageDesign) -> int:
@@ -32,7 +32,7 @@ def interval_of(design: StageDesign, depths: dict[str, int]) -> float:
 @pytest.mark.parametrize("name", ["excite", "inception"])
 def test_no_depth_can_be_less(name: str) -> None:
     design = design_of(name, 1_500)
-    found = shrunk(design)
+    found = shrink_fifos(design)
     assert (found.interval, found.simulated) == (design.interval, True)
     assert bits(found) < bits(design)
     depths = network_of(found)[1]
@@ -48,11 +48,11 @@ def test_streams_that_are_too_shallow_grow() -> None:
     tight = {n: dataclasses.replace(s, depth=min(s.depth, 32)) for n, s in design.streams.items()}
     slow = dataclasses.replace(design, streams=tight)
     assert steady_state(network_of(slow)[0], network_of(slow)[1]).interval > design.interval
-    assert shrunk(slow).interval == design.interval
+    assert shrink_fifos(slow).interval == design.interval
 
 
 def test_a_deadlock_is_named() -> None:
     design = design_of("excite", 1_500)
     streams = {n: dataclasses.replace(s, depth=2) for n, s in design.streams.items()}
     with pytest.raises(BackendError, match="deadlocks"):
-        shrunk(dataclasses.replace(design, streams=streams))
+        shrink_fifos(dataclasses.replace(design, streams=streams))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from benchmarks.rtl.style import Style
 from pipec.backends.fpga.cycles import network_of, steady_state
-from pipec.backends.fpga.fifo import sized
+from pipec.backends.fpga.fifo import size_fifos
 from pipec.backends.fpga.folding import design_at
 from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.runs import Loop, Run, Runs
@@ -145,7 +145,7 @@ def test_digests_are_those_of_the_handshakes() -> None:
 
 def test_the_fast_simulator_equals_the_plain_one_on_a_real_stage() -> None:
     model, x = made("resnet")
-    design = sized(design_at(lower(graph_of(model, x)), 1_500))
+    design = size_fifos(design_at(lower(graph_of(model, x)), 1_500))
     processes, depths = network_of(design)[0], network_of(design)[1]
     assert native.simulate(processes, depths, 3) == plain.simulate(processes, depths, 3)
     trace = steady_state(processes, depths, rigid=False)

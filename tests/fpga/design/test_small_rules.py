@@ -8,7 +8,7 @@ from pipec.backends.fpga.engines.network import integers
 from pipec.backends.fpga.engines.parts import lut_ram
 from pipec.backends.fpga.engines.steps import Step, clamp_of
 from pipec.backends.fpga.engines.tiles import ceil_div, ceil_tiles, divisors
-from pipec.backends.fpga.engines.view import merged, standard_order, strides_of
+from pipec.backends.fpga.engines.view import merge, standard_order, strides_of
 from pipec.backends.fpga.folding import wire_lanes
 from pipec.backends.fpga.numbers import kind_of, range_of, roundoff
 
@@ -27,7 +27,7 @@ from pipec.backends.fpga.numbers import kind_of, range_of, roundoff
         (divisors(12), (1, 2, 3, 4, 6, 12)),
         (ceil_tiles(7), (1, 2, 3, 4, 7)),
         (strides_of((2, 3, 4)), (12, 4, 1)),
-        (merged([(2, 12), (3, 4), (4, 1)]), ((24, 1),)),
+        (merge([(2, 12), (3, 4), (4, 1)]), ((24, 1),)),
         (standard_order((1, 64, 56, 56)), (0, 2, 3, 1)),
         (standard_order((1, 197, 768)), (0, 1, 2)),
         ((wire_lanes(3, "float32"), wire_lanes(64, "float32")), (3, 16)),

@@ -21,10 +21,10 @@ from pipec.backends.fpga.demand import (
     fit,
 )
 from pipec.backends.fpga.engines.network import Network
-from pipec.backends.fpga.fifo import deepened
+from pipec.backends.fpga.fifo import deepen_fifos
 from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.memory import Item
-from pipec.backends.fpga.search import Board, Search, bound, deep_fifos
+from pipec.backends.fpga.search import Board, Search, bound_interval, deep_fifos
 from pipec.cluster.presets import PRESETS
 from tests.fpga.design.models import graph_of
 from tests.fpga.design.staged import within
@@ -83,7 +83,7 @@ def test_what_waits_is_about_what_fifos_hold(vectors: int) -> None:
     network, target = bottlenecks(), 400_000
     demands = Demands(network, "float32", {layer.node: 0 for layer in network.layers})
     streamed = dict.fromkeys(blocks_of(network), vectors)
-    designs = [deepened(demands.design(target, chosen)) for chosen in ({}, streamed)]
+    designs = [deepen_fifos(demands.design(target, chosen)) for chosen in ({}, streamed)]
     bits = [sum(i.bits for i in deep_fifos(design)) for design in designs]
     options = [o for g in demands.at(target).groups for o in g.options if o.block == vectors]
     thought = sum(item.bits for o in options for item in o.held)
@@ -98,7 +98,7 @@ def test_memory_for_what_waits_follows_the_choice(block_rams: int) -> None:
     design = Search(network, board).best()
     assert design.ddr
     assert within(design.resources, design.limits)
-    assert design.interval <= 1.105 * bound(network, board)
+    assert design.interval <= 1.105 * bound_interval(network, board)
 
 
 def test_dear_memory_makes_small_buffers() -> None:
@@ -110,7 +110,7 @@ def test_dear_memory_makes_small_buffers() -> None:
         choice = demand.cheapest(board.room, price)
         assert choice is not None
         waits.append(sum(item.bits for o in choice for item in o.held))
-        slots.append(sum(o.fixed(board.room.period)[-1] for o in choice))
+        slots.append(sum(o.sum_fixed(board.room.period)[-1] for o in choice))
     assert waits[0] < waits[1]
     assert slots[0] > slots[1]
 
@@ -135,10 +135,10 @@ def test_options_are_chosen_whole_where_shares_of_them_do_not_fit() -> None:
         found = fit(choice, room)
         return found if isinstance(found, Shortage) else choice
 
-    found = demand.streamed(room, attempt, lacks)
+    found = demand.choose(room, attempt, lacks)
     assert not isinstance(found, Shortage)
     assert [o.block for o in found].count(1) == 3
     assert all(isinstance(fit(c, room), Shortage) for c in choices[:-1])
     assert len(choices) > 1
     tight = dataclasses.replace(room, most=np.array([0.0, 599.0, 3.25, 0.0, 64.0]))
-    assert isinstance(demand.streamed(tight, lambda c: fit(c, tight), lacks), Shortage)
+    assert isinstance(demand.choose(tight, lambda c: fit(c, tight), lacks), Shortage)

@@ -15,15 +15,15 @@ from pipec.backends.fpga.design import Port, StageDesign, Stream
 from pipec.backends.fpga.emit.stage import Golden, write_stage
 from pipec.backends.fpga.engines.base import Layer
 from pipec.backends.fpga.engines.network import Network
-from pipec.backends.fpga.fifo import sized
+from pipec.backends.fpga.fifo import size_fifos
 from pipec.backends.fpga.folding import design_at
 from pipec.backends.fpga.inference import Accuracy, measure, of_golden
 from pipec.backends.fpga.lowering.lower import lower
-from pipec.backends.fpga.numbers import decoded, encoded, roundoff
+from pipec.backends.fpga.numbers import decode, encode, roundoff
 from pipec.backends.fpga.quantise.bound import Bound, bounds_of
 from pipec.backends.fpga.quantise.execute import Chain
-from pipec.backends.fpga.quantise.formats import formats_of, observed
-from pipec.backends.fpga.quantise.layers import quantised
+from pipec.backends.fpga.quantise.formats import formats_of, observe
+from pipec.backends.fpga.quantise.layers import quantise
 from pipec.compiler.sizes import run_graph
 from pipec.graph.ir import Graph
 from tests.fpga.design.models import MODELS, graph_of, made
@@ -66,7 +66,7 @@ def narrow(graph: Graph, precision: str, x: Tensor) -> tuple[Network, Stages]:
     ready = exact
     if precision == "int8":
         frames = drawn(exact.inputs[0].value, x, 1, 16)
-        ready = quantised(exact, formats_of([exact], observed([exact], frames))[0])
+        ready = quantise(exact, formats_of([exact], observe([exact], frames))[0])
     return ready, ([exact], [ready], precision)
 
 
@@ -75,7 +75,7 @@ def simulated(
 ) -> list[Accuracy]:
     """The losses in C simulation of what is in a folder, which is written if it is not there."""
     if not folder.exists():
-        design = sized(design_at(ready, 1000, name="s", dtype=precision))
+        design = size_fifos(design_at(ready, 1000, name="s", dtype=precision))
         write_stage(design, folder, None)
     return measure([graph], [folder], frames)
 
@@ -148,7 +148,7 @@ def test_worst_is_what_the_worst_signs_do(precision: str, seed: int) -> None:
     exact, stages = narrow(graph_of(model, x), precision, x)
     (bound,) = bounds_of(*stages, [{exact.inputs[0].value: x}])
     weight, bias = (
-        decoded(encoded(p.detach().numpy(), precision), precision).astype(np.float64)
+        decode(encode(p.detach().numpy(), precision), precision).astype(np.float64)
         for p in model.parameters()
     )
     want = model(x).detach().double().numpy()[0]
@@ -185,7 +185,7 @@ def test_test_benches_accept_what_the_bound_does(seed: int, dtype: str) -> None:
     def kept(
         values: np.ndarray[tuple[int], np.dtype[np.float32]],
     ) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-        return np.asarray(decoded(encoded(values, dtype), dtype), dtype=np.float64).reshape(6)
+        return np.asarray(decode(encode(values, dtype), dtype), dtype=np.float64).reshape(6)
 
     near = kept((want + draw.normal(scale=0.1, size=6)).astype(np.float32))
     allowed = float(np.abs(near - want).max() / np.abs(want).max())

@@ -13,7 +13,7 @@ from pipec.backends.fpga.csim.run import CSimulation, load_stages, stream
 from pipec.backends.fpga.emit.stage import write_stage
 from pipec.backends.fpga.engines.map import Map
 from pipec.backends.fpga.engines.steps import Step
-from pipec.backends.fpga.toolchain import ran
+from pipec.backends.fpga.toolchain import run_command
 from pipec.errors import BackendError
 from pipec.plan.model import ValueChannel
 from tests.fpga.emit.harness import Case, design_of, rng
@@ -80,9 +80,9 @@ def test_an_input_that_comes_first_is_read_first(stages: list[CSimulation], tmp_
 
     sender = threading.Thread(target=send, daemon=True)
     sender.start()
-    assert ran(stage.command(tmp_path, 1), timeout=LIMIT).returncode == 0
+    assert run_command(stage.command(tmp_path, 1), timeout=LIMIT).returncode == 0
     sender.join()
-    (found,) = stage.read(tmp_path, wires["a_y0"])
+    (found,) = stage.read_frames(tmp_path, wires["a_y0"])
     assert torch.equal(found, values["a_x0"] + values["a_x1"])
 
 

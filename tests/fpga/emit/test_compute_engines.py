@@ -366,7 +366,7 @@ def test_what_has_changed_is_compiled_again(
         Path(command[-1]).touch()
         return CompletedProcess(command, 0)
 
-    monkeypatch.setattr(toolchain, "ran", compiles)
+    monkeypatch.setattr(toolchain, "run_command", compiles)
     monkeypatch.setattr(toolchain, "workspace", lambda: tmp_path)
     write_stage(design_of([map_case("copy", [])]), stage, golden=None)
     built = csim_build.build(stage, csim_build.TIMED)

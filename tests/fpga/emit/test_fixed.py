@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from pipec.backends.fpga.csim import build
 from pipec.backends.fpga.engines.fixed import chain, factor
 from pipec.backends.fpga.engines.steps import Step
-from pipec.backends.fpga.numbers import decoded, encoded, file_type, fixed_point
+from pipec.backends.fpga.numbers import decode, encode, file_type, parse_fixed
 from pipec.backends.fpga.toolchain import compiler
 from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.backend import load_backend
@@ -38,7 +38,7 @@ EXACT: Mapping[str, Step2] = {
 
 def held(x: Fraction, dtype: str) -> int:
     """The raw number of a fraction: half to even, saturated."""
-    width, integer = fixed_point(dtype) or (0, 0)
+    width, integer = parse_fixed(dtype) or (0, 0)
     whole: int = round(x * 2 ** (width - integer))
     return max(-(1 << width - 1), min((1 << width - 1) - 1, whole))
 
@@ -72,7 +72,7 @@ def exactly(steps: list[Step], x: Fraction, y: Fraction, t: Fraction) -> Fractio
 
 @pytest.mark.parametrize("dtype", TYPES)
 def test_chains_are_exact_and_rounded_once(dtype: str, tmp_path: Path) -> None:
-    width, integer = fixed_point(dtype) or (0, 0)
+    width, integer = parse_fixed(dtype) or (0, 0)
     rng = Random(width)
     chains = [c for c in (some_steps(rng) for _ in range(3 * CHAINS)) if chain(c, dtype)][:CHAINS]
     assert len(chains) > CHAINS // 2
@@ -199,7 +199,7 @@ def test_sums_and_maxima_are_exact(
     model: nn.Module, shape: tuple[int, ...], dtype: str, tmp_path: Path
 ) -> None:
     torch.manual_seed(len(shape))
-    x = torch.from_numpy(decoded(encoded(torch.randn(shape).numpy() * 4, dtype), dtype))
+    x = torch.from_numpy(decode(encode(torch.randn(shape).numpy() * 4, dtype), dtype))
     graph = trace(model, (x,), source=Source("memory", ""))
     options = {"precision": dtype}
     plan = make_plan(graph, parse_cluster("1xvcu118"), "fpga", options=options)
@@ -207,10 +207,10 @@ def test_sums_and_maxima_are_exact(
     (stage,) = load_backend("fpga").load(plan, tmp_path / "out").stages
     (name,) = (i.name for i in graph.inputs_of(InputKind.INPUT))
     (found,) = stage({name: x}).values()
-    width, integer = fixed_point(dtype) or (0, 0)
-    raw = encoded(x.numpy(), dtype)
+    width, integer = parse_fixed(dtype) or (0, 0)
+    raw = encode(x.numpy(), dtype)
     exact = whole_results(type(model).__name__, raw, width - integer)
     want = np.array([held(n, dtype) for n in exact])
-    off = np.abs(encoded(found.numpy(), dtype).reshape(-1).astype(np.int64) - want).max()
+    off = np.abs(encode(found.numpy(), dtype).reshape(-1).astype(np.int64) - want).max()
     # a sum of 24-bit products leaves no room for a factor of 24 bits: that runs in float32
     assert off <= (isinstance(model, Product) and width == 24)

@@ -21,7 +21,7 @@ from benchmarks.hls_check.recurrence import Body
 from benchmarks.hls_check.schedule import HAND_OVER as LEAST
 from benchmarks.hls_check.stages import stages_in
 from pipec.backends.fpga.arithmetic import ADD, step_cost, sums_depth
-from pipec.backends.fpga.emit.beside import files_beside, shared
+from pipec.backends.fpga.emit.beside import files_beside, share
 from pipec.backends.fpga.emit.stage import write_stage
 from pipec.backends.fpga.engines.base import Nest
 from pipec.backends.fpga.engines.norm import ROW_OPS, Norm
@@ -648,7 +648,7 @@ def test_a_packet_follows_another_as_late_as_the_estimate_says(
     """
     design = ends({"x": (16, 700), "y": (3, 41)})[way == "rx"]
     values = [f"{'out' if way == 'tx' else 'in'}_{v}" for v in "xy"]
-    for name, text in files_beside(design, [shared(design, values, way)], platform=True).items():
+    for name, text in files_beside(design, [share(design, values, way)], platform=True).items():
         path = tmp_path / Path(name).name
         (path if path.suffix != ".cpp" else path.with_name("stage_top.cpp")).write_text(text)
     found = read(tmp_path)

@@ -17,7 +17,7 @@ from pipec.backends.fpga.csim.run import load_stages
 from pipec.backends.fpga.emit.link import Site
 from pipec.backends.fpga.emit.stage import Golden, write_stage
 from pipec.backends.fpga.engines.mvu import Mvu
-from pipec.backends.fpga.fifo import sized
+from pipec.backends.fpga.fifo import size_fifos
 from pipec.backends.fpga.folding import design_at
 from pipec.backends.fpga.lowering.lower import lower
 from pipec.cluster.cluster import parse_cluster
@@ -63,7 +63,7 @@ def hosted(name: str, board: str, folder: Path) -> Path:
     graph = graph_of(model, x)
     network = lower(graph)
     streamed = {layer.name: 1 for layer in network.layers if isinstance(layer.nest, Mvu)}
-    found = sized(design_at(network, 4_000, streamed=streamed))
+    found = size_fifos(design_at(network, 4_000, streamed=streamed))
     device = preset(board)
     design = with_banks(replace(found, ddr=ddr_ports(found), device=board), device)
     assert design is not None

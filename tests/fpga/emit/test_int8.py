@@ -25,12 +25,12 @@ from pipec.backends.fpga.engines.map import Map
 from pipec.backends.fpga.engines.mvu import Mvu
 from pipec.backends.fpga.engines.norm import Norm
 from pipec.backends.fpga.engines.route import Concat
-from pipec.backends.fpga.fifo import sized
+from pipec.backends.fpga.fifo import size_fifos
 from pipec.backends.fpga.folding import design_at
 from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.numbers import Int8, covering, int8_format, multipliers
-from pipec.backends.fpga.quantise.formats import formats_of, observed
-from pipec.backends.fpga.quantise.layers import quantised, weight_scale
+from pipec.backends.fpga.quantise.formats import formats_of, observe
+from pipec.backends.fpga.quantise.layers import quantise, weight_scale
 from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.driver import emit, make_plan
 from pipec.compiler.verify import verify_artifacts
@@ -83,12 +83,12 @@ def design_of(name: str) -> tuple[StageDesign, dict[str, torch.Tensor], torch.Te
     graph = graph_of(model, x)
     network = lower(graph, "int8")
     key = network.inputs[0].value
-    seen = observed([network], [{key: x}])
-    ready = quantised(network, formats_of([network], seen)[0])
+    seen = observe([network], [{key: x}])
+    ready = quantise(network, formats_of([network], seen)[0])
     with torch.no_grad():
         want = model(x)
     return (
-        sized(design_at(ready, 1000, name="s", dtype="int8")),
+        size_fifos(design_at(ready, 1000, name="s", dtype="int8")),
         {key: x},
         want[0] if isinstance(want, tuple) else want,
     )
@@ -178,9 +178,9 @@ def test_convolution_agrees_with_the_one_of_onnxruntime(tmp_path: Path) -> None:
     x = torch.rand(1, 6, 12, 12) * 3 - 1
     graph = graph_of(conv, x)
     network = lower(graph, "int8")
-    seen = observed([network], [{network.inputs[0].value: x}])
+    seen = observe([network], [{network.inputs[0].value: x}])
     formats = formats_of([network], seen)[0]
-    design = sized(design_at(quantised(network, formats), 1000, name="s", dtype="int8"))
+    design = size_fifos(design_at(quantise(network, formats), 1000, name="s", dtype="int8"))
     write_stage(design, tmp_path / "s", None)
     (simulation,) = load_stages([tmp_path / "s"])
     (found,) = simulation({network.inputs[0].value: x}).values()
@@ -258,7 +258,7 @@ def test_formats_leave_room_for_new_inputs_up_to_what_limits_a_value() -> None:
     torch.manual_seed(0)
     x = torch.randn(2, 8)
     network = lower(graph_of(Limited(), x), "int8")
-    seen = observed([network], [{network.inputs[0].value: x}])
+    seen = observe([network], [{network.inputs[0].value: x}])
     formats = formats_of([network], seen)[0]
     free, clamped, squashed = (formats[port.use.edge].range for port in network.outputs)
     low, high = (1.1 * seen[0][network.outputs[0].use.edge][0],

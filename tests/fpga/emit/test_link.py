@@ -11,7 +11,7 @@ from pipec.backends.fpga.design import Port, StageDesign, Stream
 from pipec.backends.fpga.emit.link import Around, Site, around, block_design, link_cfg
 from pipec.backends.fpga.emit.stage import texts_of
 from pipec.backends.fpga.engines.mvu import Mvu
-from pipec.backends.fpga.fifo import sized
+from pipec.backends.fpga.fifo import size_fifos
 from pipec.backends.fpga.folding import design_at
 from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.tables import pointers
@@ -28,7 +28,7 @@ def design() -> StageDesign:
     model, x = made("vgg")
     network = lower(graph_of(model, x))
     streamed = {layer.name: 1 for layer in network.layers if isinstance(layer.nest, Mvu)}
-    found = sized(design_at(network, 4_000, streamed=streamed))
+    found = size_fifos(design_at(network, 4_000, streamed=streamed))
     banked = with_banks(replace(found, ddr=ddr_ports(found)), preset("u280"))
     assert banked is not None
     return banked
@@ -83,7 +83,7 @@ def test_cores_on_both_sides_of_a_board_are_one_kernel(several: StageDesign) -> 
 def several() -> StageDesign:
     """Two values out, both to the next board."""
     model, x = made("excite")
-    found = sized(design_at(lower(graph_of(model, x)), 1_000))
+    found = size_fifos(design_at(lower(graph_of(model, x)), 1_000))
     assert len(found.outputs) > 1
     return found
 

@@ -13,7 +13,7 @@ from pipec.backends.fpga.audit import check as audit
 from pipec.backends.fpga.banks import ddr_ports
 from pipec.backends.fpga.emit.stage import write_stage
 from pipec.backends.fpga.engines.mvu import Mvu
-from pipec.backends.fpga.fifo import sized
+from pipec.backends.fpga.fifo import size_fifos
 from pipec.backends.fpga.folding import design_at
 from pipec.backends.fpga.lowering.lower import lower
 from pipec.cluster.cluster import parse_cluster
@@ -33,7 +33,7 @@ def written(name: str, directory: Path) -> Path:
     streamed = {
         layer.name: 1 for layer in network.layers if isinstance(layer.nest, Mvu) and name == "vgg"
     }
-    design = sized(design_at(network, 1_000, streamed=streamed))
+    design = size_fifos(design_at(network, 1_000, streamed=streamed))
     design = replace(design, ddr=ddr_ports(design))
     write_stage(design, directory, golden=None)
     return directory

@@ -11,11 +11,11 @@ import pytest
 
 from pipec.backends.fpga.banks import ddr_ports
 from pipec.backends.fpga.csim.build import BOUNDED, build
-from pipec.backends.fpga.csim.run import compared, handshakes
+from pipec.backends.fpga.csim.run import compare_timing, handshakes
 from pipec.backends.fpga.design import StageDesign, Stream
 from pipec.backends.fpga.emit.stage import Golden, write_stage
 from pipec.backends.fpga.engines.mvu import Mvu
-from pipec.backends.fpga.fifo import sized
+from pipec.backends.fpga.fifo import size_fifos
 from pipec.backends.fpga.folding import design_at
 from pipec.backends.fpga.lowering.lower import lower
 from pipec.compiler.cycles import TimedCheck
@@ -46,7 +46,7 @@ def emitted(name: str, directory: Path, change: Change = unchanged) -> StageDesi
         if isinstance(layer.nest, Mvu) and name == "vgg"
     }
     design = design_at(network, TARGETS.get(name, 1000), name=name, streamed=streamed)
-    design = change(sized(replace(design, ddr=ddr_ports(design))))
+    design = change(size_fifos(replace(design, ddr=ddr_ports(design))))
     inputs = {design.inputs[0].value: x}
     write_stage(design, directory, Golden(inputs, run_graph(graph, inputs)))
     return design
@@ -58,7 +58,7 @@ def timed(design: StageDesign, directory: Path) -> TimedCheck | str:
         found = handshakes(directory, FRAMES)
     except BackendError as error:
         return str(error)
-    return compared(design.name, simulate_stage(design, FRAMES, call=True), found, FRAMES)
+    return compare_timing(design.name, simulate_stage(design, FRAMES, call=True), found, FRAMES)
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from pipec.backends.fpga.cutting.joint import joint_cut
 from pipec.backends.fpga.designs import designs_of
 from pipec.backends.fpga.lowering.lower import lower
-from pipec.backends.fpga.lowering.types import named_types
-from pipec.backends.fpga.numbers import decoded, encoded
+from pipec.backends.fpga.lowering.types import parse_types
+from pipec.backends.fpga.numbers import decode, encode
 from pipec.backends.fpga.search import Board
 from pipec.cluster.cluster import Link, parse_cluster
 from pipec.compiler.backend import load_backend
@@ -50,7 +50,7 @@ def planned(model: nn.Module, precision: str, devices: str = "1xvcu118") -> Plan
 
 def held(x: NDArray[np.float64], dtype: str) -> NDArray[np.float64]:
     """Numbers rounded to a type."""
-    return decoded(encoded(x, dtype), dtype).astype(np.float64)
+    return decode(encode(x, dtype), dtype).astype(np.float64)
 
 
 def dense(layer: nn.Linear, x: NDArray[np.float64], dtype: str) -> NDArray[np.float64]:
@@ -148,7 +148,7 @@ def test_a_slow_link_is_cut_by_the_types_that_cross_it() -> None:
 
 def test_values_are_as_wide_as_their_layers_types() -> None:
     graph = network(Net())
-    precision, own = named_types("ap_fixed<16,6>; second = ap_fixed<8,4>; se* = ap_fixed<24,8>")
+    precision, own = parse_types("ap_fixed<16,6>; second = ap_fixed<8,4>; se* = ap_fixed<24,8>")
     found = lower(graph, precision, own=own)
     types = {str(node.meta["origin"].name): found.types[node.name] for node in graph.calls}
     assert types["first"] == "ap_fixed<16,6>"

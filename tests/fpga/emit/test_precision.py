@@ -9,14 +9,14 @@ import torch
 from numpy.typing import NDArray
 
 from pipec.backends.fpga.csim import build
-from pipec.backends.fpga.designs import lowered, networks
+from pipec.backends.fpga.designs import lower_stages, networks
 from pipec.backends.fpga.engines.base import Engine
 from pipec.backends.fpga.engines.mvu import Mvu
 from pipec.backends.fpga.engines.reduce import Reduce
 from pipec.backends.fpga.memory import items_of
-from pipec.backends.fpga.numbers import decoded, encoded, file_type, sum_bits
+from pipec.backends.fpga.numbers import decode, encode, file_type, sum_bits
 from pipec.backends.fpga.quantise.bound import bounds_of, tolerance_of
-from pipec.backends.fpga.quantise.samples import held_out
+from pipec.backends.fpga.quantise.samples import held_out_frames
 from pipec.backends.fpga.toolchain import compiler
 from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.backend import load_backend
@@ -93,15 +93,15 @@ def test_types_agree_bit_by_bit_with_numpy(tmp_path: Path) -> None:
         found = np.frombuffer(data[: record.itemsize * len(x)], record)
         data = data[record.itemsize * len(x) :]
         with np.errstate(over="ignore", invalid="ignore"):
-            want = encoded(x, dtype)
+            want = encode(x, dtype)
             assert np.array_equal(found["a"].view(f"u{kind.itemsize}"),
                                   want.view(f"u{kind.itemsize}")), dtype  # fmt: skip
-            back = decoded(want, dtype)
+            back = decode(want, dtype)
             assert np.array_equal(found["back"], back)
             if dtype.startswith("ap"):
                 wide = back.astype(np.float64)
                 exact = np.cumsum(wide * wide[::-1])
-                assert np.array_equal(found["sum"], encoded(exact, dtype)), dtype
+                assert np.array_equal(found["sum"], encode(exact, dtype)), dtype
     assert not data
 
 
@@ -145,7 +145,7 @@ def test_compiled_in_float16_and_verified(tmp_path: Path) -> None:
     plan = make_plan(load(model).graph, parse_cluster("2xvcu118"), "fpga", options=options)
     emit(plan, tmp_path / "out")
     emitted = load_backend("fpga").load(plan, tmp_path / "out")
-    planned = bounds_of(lowered(plan), networks(plan), "float16", held_out(plan))
+    planned = bounds_of(lower_stages(plan), networks(plan), "float16", held_out_frames(plan))
     assert emitted.tolerance == tolerance_of(planned)
     report = verify_artifacts(tmp_path / "out", load(model))
     assert report.ok, report
@@ -160,8 +160,8 @@ def test_parts_of_a_product_are_bounded_as_the_whole_is() -> None:
     graph = graph_of(model, torch.randn(1, 64))
     options = {"precision": "bfloat16"}
     plan = make_plan(graph, parse_cluster("1xvcu118"), "fpga", options=options)
-    assert any("_part" in layer.name for layer in lowered(plan)[0].layers)
-    bounds = bounds_of(lowered(plan), networks(plan), "bfloat16", held_out(plan))
+    assert any("_part" in layer.name for layer in lower_stages(plan)[0].layers)
+    bounds = bounds_of(lower_stages(plan), networks(plan), "bfloat16", held_out_frames(plan))
     assert 1e-3 < tolerance_of(bounds) < 0.1
 
 
@@ -179,8 +179,8 @@ def test_odd_widths_are_refused(precision: str) -> None:
 def test_numbers_survive_the_file() -> None:
     x = torch.linspace(-3, 3, 97).numpy()
     for dtype in NARROW:
-        once = decoded(encoded(x, dtype), dtype)
-        assert np.array_equal(decoded(encoded(once, dtype), dtype), once)
+        once = decode(encode(x, dtype), dtype)
+        assert np.array_equal(decode(encode(once, dtype), dtype), once)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from pipec.backends.fpga.banks import ddr_ports
 from pipec.backends.fpga.csim import build as csim_build
 from pipec.backends.fpga.emit.stage import Golden, write_stage
 from pipec.backends.fpga.engines.base import Nest
-from pipec.backends.fpga.fifo import sized
+from pipec.backends.fpga.fifo import size_fifos
 from pipec.backends.fpga.folding import design_at
 from pipec.backends.fpga.lowering.lower import lower
 from pipec.compiler.sizes import run_graph
@@ -28,7 +28,7 @@ def written(kind: str, directory: Path) -> Path:
     model, x = made(kind)
     graph = graph_of(model, x)
     design = design_at(lower(graph), 80, name="stage")
-    design = sized(replace(design, ddr=ddr_ports(design)))
+    design = size_fifos(replace(design, ddr=ddr_ports(design)))
     inputs = {design.inputs[0].value: x}
     write_stage(design, directory, Golden(inputs, run_graph(graph, inputs)))
     return directory

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipec.backends.fpga.design import Port, StageDesign, Stream
-from pipec.backends.fpga.emit.beside import files_beside, shared
+from pipec.backends.fpga.emit.beside import files_beside, share
 from pipec.backends.fpga.links import PACKET, WINDOW, Frame, link_cycles
 from pipec.backends.fpga.toolchain import compiler
 from pipec.cluster.cluster import Link
@@ -201,7 +201,7 @@ def program(
     sender, receiver = ends(values)
     texts = dict[str, str]()
     for design, way, prefix in ((sender, "tx", "out"), (receiver, "rx", "in")):
-        kernel = shared(design, [f"{prefix}_{v}" for v in values], way)
+        kernel = share(design, [f"{prefix}_{v}" for v in values], way)
         texts |= files_beside(design, [kernel], platform=True)
     for name, text in texts.items():
         path = folder / name

@@ -50,7 +50,7 @@ def test_threads_share_one_simulator(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         half.touch()
         return CompletedProcess(command, 0)
 
-    monkeypatch.setattr(toolchain, "ran", compiles)
+    monkeypatch.setattr(toolchain, "run_command", compiles)
     monkeypatch.setattr(toolchain, "workspace", lambda: tmp_path)
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda _: native.binary(), range(4)))

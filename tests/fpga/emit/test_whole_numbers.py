@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import pipec
-from pipec.backends.fpga.numbers import encoded
+from pipec.backends.fpga.numbers import encode
 from pipec.compiler.backend import load_backend
 from pipec.compiler.driver import emit
 from pipec.errors import BackendError
@@ -78,6 +78,6 @@ def test_real_numbers_times_integers_have_no_8_bit_format(tmp_path: Path) -> Non
 
 
 def test_what_needs_more_than_32_bits_is_refused() -> None:
-    assert encoded(torch.tensor([-(2**31), 2**31 - 1]).numpy(), "int32").dtype == "int32"
+    assert encode(torch.tensor([-(2**31), 2**31 - 1]).numpy(), "int32").dtype == "int32"
     with pytest.raises(BackendError, match="32 bits"):
-        encoded(torch.tensor([2**31]).numpy(), "int32")
+        encode(torch.tensor([2**31]).numpy(), "int32")

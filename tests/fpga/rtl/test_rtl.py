@@ -22,7 +22,7 @@ from benchmarks.rtl.stage import main
 from benchmarks.rtl.style import Style
 from benchmarks.rtl.tile import Tile
 from pipec.backends.fpga.engines.swg import Swg
-from pipec.backends.fpga.fifo import sized
+from pipec.backends.fpga.fifo import size_fifos
 from pipec.backends.fpga.folding import design_at
 from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.stagejson import stage_record
@@ -176,7 +176,7 @@ def test_waiting_is_longer_than_any_silence() -> None:
 def test_a_stage_directory_is_written_and_checked(tmp_path: Path) -> None:
     """A folded model with its AXI ports, as a user runs it: ``stage.json`` in, equal cycles out."""
     network, x = made("attention")
-    design = sized(design_at(lower(graph_of(network, x)), 3_000))
+    design = size_fifos(design_at(lower(graph_of(network, x)), 3_000))
     record = json.loads(json.dumps(stage_record(design)))
     assert record["ports"]
     (tmp_path / "stage.json").write_text(json.dumps(record))

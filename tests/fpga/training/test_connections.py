@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipec.backends.fpga.training.stage import trained_stages
+from pipec.backends.fpga.training.stage import make_stages
 from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.driver import default_passes, emit, make_plan
 from tests.fpga.emit.joined import Joined, of_cfg, of_tcl, ports_of
@@ -21,7 +21,7 @@ def emitted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     plan = make_plan(model, parse_cluster(request.param), "fpga", passes=passes)
     folder = tmp_path_factory.mktemp("joined") / "out"
     emit(plan, folder)
-    for stage in trained_stages(plan):
+    for stage in make_stages(plan):
         groups: dict[str, set[str]] = {}
         for design in (stage.kernels.F, stage.kernels.B, stage.update):
             assert design is not None

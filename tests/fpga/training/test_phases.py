@@ -18,7 +18,7 @@ from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.emit.stage import Golden, write_stage
 from pipec.backends.fpga.engines.matmul import Matmul
 from pipec.backends.fpga.engines.outer import Outer
-from pipec.backends.fpga.fifo import sized
+from pipec.backends.fpga.fifo import size_fifos
 from pipec.backends.fpga.folding import design_at
 from pipec.backends.fpga.lowering import gradients
 from pipec.backends.fpga.lowering.lower import lower
@@ -64,7 +64,7 @@ def truth(name: str) -> Truth:
         )
     (at,) = [k for k, o in enumerate(graph.outputs) if o.kind is OutputKind.LOSS]
     gradients = torch.autograd.grad(found[at], [weights[n] for n in names])
-    masks = {m.name: m.drawn(int) for m in phases.masks}
+    masks = {m.name: m.draw_mask(int) for m in phases.masks}
     return Truth(
         graph,
         phases,
@@ -107,7 +107,7 @@ def test_rewritten_graphs_give_autograds_gradients(name: str) -> None:
 def kernel(graph: Graph, orders: dict[str, tuple[int, ...]]) -> StageDesign:
     network = lower(graph, orders=orders)
     orders |= {port.value: port.order for port in network.outputs}
-    design = sized(design_at(network, TARGET))
+    design = size_fifos(design_at(network, TARGET))
     return dataclasses.replace(design, device="vcu118", part="xcvu9p-flga2104-2L-e")
 
 

@@ -27,10 +27,10 @@ from pipec.backends.fpga.stagejson import read_record
 from pipec.backends.fpga.training import kernels
 from pipec.backends.fpga.training.artifacts import reload_tables, training_record
 from pipec.backends.fpga.training.compare import compare_emitted
-from pipec.backends.fpga.training.kernels import kernels_on, networks_of, placed_features
+from pipec.backends.fpga.training.kernels import kernels_on, networks_of, place_features
 from pipec.backends.fpga.training.phases import phases_of
 from pipec.backends.fpga.training.run import EmittedPipeline, TrainedRunner, read_training
-from pipec.backends.fpga.training.stage import trained_stages, training_designs
+from pipec.backends.fpga.training.stage import make_stages, training_designs
 from pipec.backends.fpga.training.update import Sgd, update_kernel
 from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.backend import load_backend
@@ -134,7 +134,7 @@ def spilled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Plan, Path]:
 def test_saved_values_wait_in_rings_in_memory(spilled: tuple[Plan, Path]) -> None:
     """More microbatches than slots: the ring goes round."""
     plan, folder = spilled
-    (stage,) = trained_stages(plan)
+    (stage,) = make_stages(plan)
     waiting = [f for f in stage.kernels.features if f.memory is Memory.DDR]
     assert len(waiting) == 4
     assert stage.sets < 5
@@ -153,7 +153,7 @@ def test_a_sum_is_in_memory_before_the_next_microbatch_adds_to_it(
     spilled: tuple[Plan, Path],
 ) -> None:
     """Of a bias, say, whose tokens alone would take less time than memory."""
-    (stage,) = trained_stages(spilled[0])
+    (stage,) = make_stages(spilled[0])
     sums = [(e, e.nest) for e in stage.kernels.B.engines if isinstance(e.nest, Accumulate)]
     assert min(nest.tokens * e.ii - e.depth for e, nest in sums) < 0
     assert all(busy_cycles(e) >= e.depth for e, _ in sums)
@@ -186,7 +186,7 @@ def test_memory_traffic_is_simulated_as_the_emitted_code_runs_it(
     spilled: tuple[Plan, Path],
 ) -> None:
     plan, folder = spilled
-    (stage,) = trained_stages(plan)
+    (stage,) = make_stages(plan)
     (written,) = folder.glob("stage0*")
     for name, design in (("forward", stage.kernels.F), ("backward", stage.kernels.B)):
         movers = [e for e in design.engines if isinstance(e.nest, Mover)]
@@ -230,7 +230,7 @@ def test_saved_values_on_chip_wait_in_fifos_of_a_kernel(tmp_path: Path) -> None:
     plan = planned("fbp-as")
     emit(plan, tmp_path / "out")
     folders = sorted((tmp_path / "out").glob("stage*"))
-    for folder, stage in zip(folders, trained_stages(plan), strict=True):
+    for folder, stage in zip(folders, make_stages(plan), strict=True):
         connections = (folder / "connections.tcl").read_text(encoding="utf-8")
         fifos = {f["name"]: f for f in read_record(folder / "saved")["fifos"]}
         source = (folder / "saved/src/stage_top.cpp").read_text(encoding="utf-8")
@@ -285,7 +285,7 @@ def test_one_after_the_other_takes_the_sum() -> None:
 
 def test_kernels_share_the_board() -> None:
     plan = planned("fbp-as")
-    for stage in trained_stages(plan):
+    for stage in make_stages(plan):
         used = stage.kernels.F.resources + stage.kernels.B.resources
         assert stage.update is not None
         assert stage.kernels.saved is not None
@@ -298,17 +298,17 @@ def test_features_fill_the_chip_before_they_go_to_memory() -> None:
     rows = {"a": 16, "b": 8_000, "c": 6_400}
     streams = {v: Stream(v, n, 16, 16) for v, n in rows.items()}
     room = Resources(uram=uram(512, 2 * 8_000), bram36=0.0)
-    placed = {f.value: f for f in placed_features(streams, 2, room)}
+    placed = {f.value: f for f in place_features(streams, 2, room)}
     assert [placed[v].memory for v in "abc"] == [Memory.DDR, Memory.URAM, Memory.DDR]
     assert [placed[v].traffic for v in "abc"] == [2 * 64 * 16, 0, 2 * 64 * 6_400]
-    assert all(f.memory is Memory.DDR for f in placed_features(streams, 2, Resources()))
+    assert all(f.memory is Memory.DDR for f in place_features(streams, 2, Resources()))
 
 
 def test_stages_have_room_for_what_the_schedule_keeps_in_flight() -> None:
     plan = planned("fbp-as")
     assert plan.schedule is not None
     assert [turns.most for turns in in_flight(plan.schedule)] == [4, 2]
-    assert [stage.sets for stage in trained_stages(plan)] == [4, 2]
+    assert [stage.sets for stage in make_stages(plan)] == [4, 2]
 
 
 def test_every_engine_belongs_to_one_kernel() -> None:

@@ -22,7 +22,7 @@ from pipec.backends.fpga.training.kernels import networks_of
 from pipec.backends.fpga.training.movers import may_wait
 from pipec.backends.fpga.training.phases import phases_of
 from pipec.backends.fpga.training.run import TrainedRunner
-from pipec.backends.fpga.training.stage import trained_stages
+from pipec.backends.fpga.training.stage import make_stages
 from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.backend import load_backend
 from pipec.compiler.driver import default_passes, emit, make_plan
@@ -41,7 +41,7 @@ def _in_memory(design: StageDesign) -> StageDesign:
     return _unsized(dataclasses.replace(design, streams={**design.streams, **away}))
 
 
-_unsized = kernels._unsized
+_unsized = kernels._reset_fifos
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def planned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Plan, Path]:
     passes = default_passes(schedule="fbp-as", microbatches=3)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(movers, "_LEAST_BITS", 1024)
-        patch.setattr(kernels, "_unsized", _in_memory)
+        patch.setattr(kernels, "_reset_fifos", _in_memory)
         plan = make_plan(resnet(), parse_cluster("1xvcu118"), "fpga", passes=passes)
     folder = tmp_path_factory.mktemp("waiting") / "out"
     emit(plan, folder)
@@ -77,7 +77,7 @@ def test_the_written_code_takes_the_simulated_cycles(
     planned: tuple[Plan, Path], kernel: str
 ) -> None:
     plan, folder = planned
-    (stage,) = trained_stages(plan)
+    (stage,) = make_stages(plan)
     design = stage.kernels.F if kernel == "forward" else stage.kernels.B
     (written,) = folder.glob("stage0*")
     ends = [e for e in design.engines if isinstance(e.nest, Spill | Refill)]
@@ -105,13 +105,13 @@ def test_fifos_leave_the_chip_only_where_they_do_not_fit(monkeypatch: pytest.Mon
     assert all(s.memory is None for s in roomy.streams.values())
     deep = {item.owner for item in deep_fifos(roomy) if may_wait(roomy.streams[item.owner])}
     assert deep
-    true, calls = on_board.fitted, list[int]()
+    true, calls = on_board.fit_design, list[int]()
 
     def refused_once(*args: object) -> StageDesign | Shortage:
         calls.append(1)
         return Shortage((), of_memory=True) if len(calls) == 1 else true(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(on_board, "fitted", refused_once)
+    monkeypatch.setattr(on_board, "fit_design", refused_once)
     monkeypatch.setattr(on_board, "_ON_CHIP", 0.0)
     tight = Search(network, board, movable=may_wait, waiting=()).best()
     assert {s.name for s in tight.streams.values() if s.memory is Memory.DDR} == deep
@@ -125,13 +125,13 @@ def test_weights_leave_the_chip_where_only_fifos_in_memory_make_room(
     training = plan.stages[0].training
     assert training is not None
     network, _ = networks_of([phases_of(training)])[0]
-    board, true = Board(parse_cluster("1xvcu118").devices[0]), on_board.fitted
+    board, true = Board(parse_cluster("1xvcu118").devices[0]), on_board.fit_design
 
     def small(design: StageDesign, *others: object) -> StageDesign | Shortage:
         streams = any(isinstance(e.nest, Load) for e in design.engines)
         return true(design, *others) if streams else Shortage((), of_memory=True)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(on_board, "fitted", small)
+    monkeypatch.setattr(on_board, "fit_design", small)
     monkeypatch.setattr(Demand, "cheapest", lambda *_: None)
     found = Search(network, board, movable=may_wait, waiting=()).best()
     loads = {e.name for e in found.engines if isinstance(e.nest, Load)}
