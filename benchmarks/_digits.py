@@ -62,7 +62,7 @@ def images(name: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return x.reshape(shape), y, test.reshape(shape), labels
 
 
-def trained(name: str) -> nn.Module:
+def train_network(name: str) -> nn.Module:
     """One of `NETWORKS` after `EPOCHS` epochs of Adam, in eval mode; always the same."""
     torch.manual_seed(0)
     model = NETWORKS[name]()
@@ -81,7 +81,7 @@ def trained(name: str) -> nn.Module:
 def write_onnx(name: str, path: Path) -> Path:
     """The trained network as an ONNX file for one image, its input ``x``."""
     torch.onnx.export(
-        trained(name), (images(name)[2][:1],), path, input_names=["x"], output_names=["y"],
+        train_network(name), (images(name)[2][:1],), path, input_names=["x"], output_names=["y"],
         dynamo=False, opset_version=13,
     )  # fmt: skip
     return path

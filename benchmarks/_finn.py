@@ -48,7 +48,7 @@ def model(layers: list[list[int]]) -> ModelWrapper:
     return ModelWrapper(helper.make_model(graph, opset_imports=opsets))
 
 
-def folded(layers: list[list[int]], target: int, width: int) -> list[float]:
+def fold_for(layers: list[list[int]], target: int, width: int) -> list[float]:
     """Interval, units and seconds of the processor for one target."""
     began = time.process_time()
     found = model(layers).transform(SetFolding(target, width, two_pass_relaxation=True))
@@ -62,4 +62,4 @@ def folded(layers: list[list[int]], target: int, width: int) -> list[float]:
 if __name__ == "__main__":
     logging.disable()
     question = json.load(sys.stdin)
-    answer([folded(question["layers"], *target) for target in question["targets"]])
+    answer([fold_for(question["layers"], *target) for target in question["targets"]])

@@ -82,7 +82,7 @@ OTHERS: dict[str, Callable[[], Made]] = {
 NAMES = (*OTHERS, *CNNS)
 
 
-def made(name: str) -> Made:
+def make_model(name: str) -> Made:
     """One of `OTHERS` in eval mode, seeded."""
     torch.manual_seed(0)
     model, inputs = OTHERS[name]()

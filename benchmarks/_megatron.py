@@ -8,7 +8,7 @@ from torch import Tensor, nn
 DROPOUT = 0.1  # Megatron-LM's --hidden-dropout and --attention-dropout
 
 
-def dropped(x: Tensor) -> Tensor:
+def drop_out(x: Tensor) -> Tensor:
     """Dropout with its mask written, as in training."""
     out: Tensor = torch.native_dropout(x, DROPOUT, train=True)[0]
     return out
@@ -25,7 +25,7 @@ class Embedding(nn.Module):
     def forward(self, words: Tensor) -> Tensor:
         """[tokens, batch] to [tokens, batch, width]."""
         positions = self.positions(self.at)
-        return dropped(self.words(words) + positions[:, None])
+        return drop_out(self.words(words) + positions[:, None])
 
 
 class Layer(nn.Module):
@@ -46,12 +46,12 @@ class Layer(nn.Module):
         parts = self.qkv(self.first(x)).view(tokens, batch * self.heads, 3 * size)
         q, k, v = (part.transpose(0, 1) for part in parts.chunk(3, -1))
         scores = torch.bmm(q / math.sqrt(size), k.transpose(1, 2))
-        mixed = torch.bmm(dropped(torch.softmax(scores, -1)), v)
+        mixed = torch.bmm(drop_out(torch.softmax(scores, -1)), v)
         together = mixed.transpose(0, 1).reshape(tokens, batch, width)
         one, two, three = self.biases
-        x = x + dropped(self.out(together) + one)
+        x = x + drop_out(self.out(together) + one)
         up = nn.functional.gelu(self.up(self.second(x)) + two)
-        return x + dropped(self.down(up) + three)
+        return x + drop_out(self.down(up) + three)
 
 
 class Head(nn.Module):

@@ -148,7 +148,7 @@ class LlamaLayer(nn.Module):
             part(y).view(b, t, self.heads, d // self.heads).transpose(1, 2)
             for part in (self.q, self.k, self.v)
         )
-        q, k = _rotated(q, cos, sin), _rotated(k, cos, sin)
+        q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.o(y.transpose(1, 2).reshape(b, t, d))
         y = self.n2(x)
@@ -156,7 +156,7 @@ class LlamaLayer(nn.Module):
         return out
 
 
-def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     first, second = x.chunk(2, -1)
     return x * cos + torch.cat([-second, first], -1) * sin
 
@@ -212,7 +212,7 @@ class Workload:
     rows: int = 4
     loss: Callable[[Tensor, Tensor], Tensor] = loss_of
 
-    def seeded(self, microbatches: int) -> tuple[nn.Module, Tensor, Tensor]:
+    def make_seeded(self, microbatches: int) -> tuple[nn.Module, Tensor, Tensor]:
         """The model, and the inputs and targets of a whole step; always the same."""
         torch.manual_seed(0)
         model = self.make()

@@ -53,7 +53,7 @@ def two_devices() -> Any:
     return core
 
 
-def placed(text: str, path: Path, stage: Mapping[str, int] | None = None) -> Any:
+def place_model(text: str, path: Path, stage: Mapping[str, int] | None = None) -> Any:
     """The model of a file as the exported text places it, or so with other stages of its values."""
     names: dict[str, Any] = {"__name__": "exported"}
     exec(text, names)
@@ -63,7 +63,7 @@ def placed(text: str, path: Path, stage: Mapping[str, int] | None = None) -> Any
     return names["placed"](path)
 
 
-def compiled(core: Any, model: Any) -> Any:
+def compile_model(core: Any, model: Any) -> Any:
     """A model on both devices; one without affinities is placed by OpenVINO."""
     settings = {"DEVICE_PROPERTIES": dict.fromkeys(DEVICES, _SETTINGS)}
     policy = {"MODEL_DISTRIBUTION_POLICY": "PIPELINE_PARALLEL"}

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from benchmarks._digits import images, write_onnx
 from benchmarks._fpga_site import Unavailable, ask, cpu_seconds
-from benchmarks.fpga_accuracy import compiled, reference, simulated
+from benchmarks.fpga_accuracy import compile_network, reference, simulate_logits
 from pipec.backends.fpga.designs import designs_of
 from pipec.backends.fpga.engines.base import Layer
 from pipec.backends.fpga.engines.mvu import Mvu
@@ -62,8 +62,8 @@ def digits(units_of_design: Callable[..., int], our_units: Units) -> Iterator[tu
             want = reference(model)
             dense = [y for y in lower(load(str(model)).graph).layers if isinstance(y.nest, Mvu)]
             began = cpu_seconds()
-            plan = compiled(model, PRECISION, folder)
-            got = simulated(network, plan, folder / "out")
+            plan = compile_network(model, PRECISION, folder)
+            got = simulate_logits(network, plan, folder / "out")
             seconds, design = cpu_seconds() - began, designs_of(plan)[0]
             who = (network, "pipec, VCU118", PRECISION)
             cost = design.interval, units_of_design(design), None

@@ -11,7 +11,7 @@ from typing import Any, TextIO
 ROOT = Path(__file__).parents[1]
 
 
-def launched() -> bool:
+def is_rank() -> bool:
     """Whether this process is a rank."""
     return "RANK" in os.environ
 

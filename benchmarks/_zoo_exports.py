@@ -210,7 +210,7 @@ for _name in ("bert", "vit", "gpt2", "t5", "llama", "whisper", "mixtral", "resne
     _transformers(_name)
 
 
-def quantised(
+def quantise_file(
     export: Callable[[Path], None],
     path: Path,
     form: str,
@@ -248,24 +248,24 @@ def quantised(
     logging.disable(logging.NOTSET)
 
 
-def _calibrated(path: Path, form: str, **options: Any) -> None:
+def _write_calibrated(path: Path, form: str, **options: Any) -> None:
     """The convolutional network, quantised on normal frames."""
     rng = np.random.default_rng(0)
     frames = rng.normal(size=(8, *IMAGE[0].shape)).astype(np.float32)
     export = partial(write, cnn(), IMAGE, dynamo=False, opset_version=13, input_names=["x"])
-    quantised(export, path, form, [{"x": f} for f in frames], **options)
+    quantise_file(export, path, form, [{"x": f} for f in frames], **options)
 
 
 @entry
 def cnn_qdq(path: Path) -> None:
     """Static quantization, QDQ form, one scale per channel."""
-    _calibrated(path, "QDQ", per_channel=True)
+    _write_calibrated(path, "QDQ", per_channel=True)
 
 
 @entry
 def cnn_qoperator(path: Path) -> None:
     """Static quantization, QOperator form: QLinearConv, QLinearAdd, QGemm."""
-    _calibrated(path, "QOperator")
+    _write_calibrated(path, "QOperator")
 
 
 @entry
@@ -288,7 +288,7 @@ def lstm_int8_dynamic(path: Path) -> None:
     quantize_dynamic(str(source), str(path))
 
 
-def _extended(source: Callable[[Path], None], path: Path) -> None:
+def _write_extended(source: Callable[[Path], None], path: Path) -> None:
     """A file as onnxruntime saves it at level extended: contrib ops, fused."""
     whole = path.with_name("source.onnx")
     source(whole)
@@ -301,25 +301,25 @@ def _extended(source: Callable[[Path], None], path: Path) -> None:
 @entry
 def cnn_extended(path: Path) -> None:
     """FusedConv and its like."""
-    _extended(cnn_legacy, path)
+    _write_extended(cnn_legacy, path)
 
 
 @entry
 def encoder_extended(path: Path) -> None:
     """SkipLayerNormalization, FusedMatMul, BiasGelu and their like."""
-    _extended(encoder_legacy, path)
+    _write_extended(encoder_legacy, path)
 
 
 @entry
 def bert_extended(path: Path) -> None:
     """An exported BERT, fused by onnxruntime."""
-    _extended(EXPORTS["bert"], path)
+    _write_extended(EXPORTS["bert"], path)
 
 
 @entry
 def qdq_extended(path: Path) -> None:
     """A QDQ file, fused by onnxruntime to QLinear ops."""
-    _extended(cnn_qdq, path)
+    _write_extended(cnn_qdq, path)
 
 
 @entry

@@ -170,7 +170,7 @@ def _worst(
         if missing:
             raise ShortError(f"no stage yields {', '.join(missing)}")
         pairs += [
-            (difference(values[n], w, only_types), allowed(w, noise[n], coarse))
+            (difference(values[n], w, only_types), allow_error(w, noise[n], coarse))
             for n, w in want.items()
         ]
     if not pairs:
@@ -209,7 +209,7 @@ def difference(got: Tensor, want: Tensor, only_types: bool) -> float:
     return error if np.isfinite(error) else float("inf")
 
 
-def allowed(want: Tensor, noise: float, coarse: bool) -> float:
+def allow_error(want: Tensor, noise: float, coarse: bool) -> float:
     """The error that counts as rounding."""
     half = want.dtype in (torch.float16, torch.bfloat16)
     return max(COARSE_FLOOR if coarse or half else FLOOR, TIMES * noise)

@@ -139,7 +139,7 @@ def under_amd(stage: CSimulation, include: Path) -> CSimulation:
     return dataclasses.replace(stage, binary=binary)
 
 
-def written(stage: CSimulation, folder: Path) -> list[bytes]:
+def write_outputs(stage: CSimulation, folder: Path) -> list[bytes]:
     """The bytes of every output for one random frame."""
     torch.manual_seed(0)
     inputs = [w.port for w in stage.wires if w.is_input]
@@ -148,7 +148,7 @@ def written(stage: CSimulation, folder: Path) -> list[bytes]:
     return [(folder / w.file).read_bytes() for w in stage.wires if not w.is_input]
 
 
-def compared(name: str, precision: str, include: Path) -> Iterator[tuple[int, int]]:
+def compare_bytes(name: str, precision: str, include: Path) -> Iterator[tuple[int, int]]:
     """Bytes of the outputs of every stage of a model, and how many of them differ."""
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
@@ -156,8 +156,8 @@ def compared(name: str, precision: str, include: Path) -> Iterator[tuple[int, in
         options = {"precision": precision}
         emit(make_plan(graph, parse_cluster("1xvcu118"), "fpga", options=options), folder / "out")
         for k, stage in enumerate(load_stages(stages_in(folder / "out"))):
-            ours = written(stage, folder / f"ours{k}")
-            theirs = written(under_amd(stage, include), folder / f"theirs{k}")
+            ours = write_outputs(stage, folder / f"ours{k}")
+            theirs = write_outputs(under_amd(stage, include), folder / f"theirs{k}")
             assert [len(x) for x in ours] == [len(x) for x in theirs]
             pairs = [p for x, y in zip(ours, theirs, strict=True) for p in zip(x, y, strict=True)]
             yield len(pairs), sum(x != y for x, y in pairs)
@@ -201,7 +201,7 @@ def main(models: Sequence[str]) -> int:
         print(f"    {results}; {1 << 24:,} pairs of int8 products, {of_pairs} differ", flush=True)
         wrong += sum(of_formats) + of_pairs
         chosen = models or MODELS
-        pairs = [pair for m in chosen for p in PRECISIONS for pair in compared(m, p, include)]
+        pairs = [pair for m in chosen for p in PRECISIONS for pair in compare_bytes(m, p, include)]
         size, differ = (sum(column) for column in zip(*pairs, strict=True))
         print(f"outputs of {', '.join(chosen)} in {', '.join(PRECISIONS)}:")
         print(f"    {size:,} bytes, {differ} differ")

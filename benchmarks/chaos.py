@@ -98,8 +98,8 @@ def build(base: Path) -> World:
     for name in COMMANDS:
         with _folder(world, name, random.Random(0), old=False) as here:
             start, count, said = time.monotonic(), here / "count", base / "said"
-            child = _started(_words(world, name, here), here, said, count=count)
-            assert _finished(child) == 0, said.read_text()
+            child = _start(_words(world, name, here), here, said, count=count)
+            assert _wait_for(child) == 0, said.read_text()
             seconds, calls = time.monotonic() - start, int(count.read_text())
             count.unlink()
             world.clean[name] = _listing(here), calls, seconds
@@ -114,7 +114,7 @@ def _folder(world: World, name: str, rng: random.Random, *, old: bool) -> Iterat
         (here / part).mkdir()
     shutil.copytree(world.base / "state", here / "state")
     if old or name == "replace":
-        _finished(_started(_words(world, name, here), here, world.base / "old"))
+        _wait_for(_start(_words(world, name, here), here, world.base / "old"))
     try:
         yield here
     finally:
@@ -128,10 +128,10 @@ def _words(world: World, name: str, here: Path) -> list[str]:
     return [w.format(here=here, **places) for w in COMMANDS[name][0]]
 
 
-def _started(
+def _start(
     words: list[str],
     here: Path,
-    said: Path,
+    output: Path,
     *,
     before: Callable[[], None] = lambda: None,
     count: Path | None = None,
@@ -143,7 +143,7 @@ def _started(
     code, calls = 97, [0]
     try:
         os.setsid()
-        file = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         for number in (0, 1, 2):
             os.dup2(os.open(os.devnull, os.O_RDONLY) if number == 0 else file, number)
         sys.stdout, sys.stderr = (os.fdopen(n, "w", closefd=False) for n in (1, 2))
@@ -182,7 +182,7 @@ def _changes(event: str, args: tuple[object, ...]) -> bool:
     return event in CHANGES
 
 
-def _finished(child: int) -> int | None:
+def _wait_for(child: int) -> int | None:
     """Wait for a child: its exit status, negative for a signal, None where it hangs."""
     end = time.monotonic() + SECONDS
     while time.monotonic() < end:
@@ -239,14 +239,14 @@ class Case:
         """Where the command writes to the terminal."""
         return self.world.base / "said"
 
-    def judged(self, child: int, ended: int | None) -> str:
+    def judge(self, child: int, ended: int | None) -> str:
         """What is wrong when the command has ended, in words; empty if nothing is."""
         text = self.said.read_text(errors="replace")
         self.said.unlink()
-        faults = [*_complaints(ended, text), *self._lost()]
+        faults = [*_complaints(ended, text), *self._find_lost()]
         if living := _living(child):
             faults.append(f"processes live on: {living}")
-        again = _finished(_started(_words(self.world, self.name, self.here), self.here, self.said))
+        again = _wait_for(_start(_words(self.world, self.name, self.here), self.here, self.said))
         if again != 0:
             faults.append(f"the next run ends with {again}: {self.said.read_text()[-800:]}")
         self.said.unlink()
@@ -254,7 +254,7 @@ class Case:
             faults.append(f"leaves {left[:6]}")
         return f"{self.told} (exit {ended}): {'; '.join(faults)}" if faults else ""
 
-    def _lost(self) -> Iterator[str]:
+    def _find_lost(self) -> Iterator[str]:
         now = _state(self.here, self.name)
         if now == "broken":
             yield "a half-written output"
@@ -288,8 +288,8 @@ def try_kill(world: World, rng: random.Random) -> str:
         before, told = kill_after(when, number), f"{name} {number.name} at {when:.3f} s, old={old}"
     with _folder(world, name, rng, old=old and name != "compile") as here:
         case = Case(world, name, here, told, _state(here, name))
-        child = _started(_words(world, name, here), here, case.said, before=before)
-        return case.judged(child, _finished(child))
+        child = _start(_words(world, name, here), here, case.said, before=before)
+        return case.judge(child, _wait_for(child))
 
 
 def try_full(world: World, rng: random.Random) -> str:
@@ -306,10 +306,10 @@ def try_full(world: World, rng: random.Random) -> str:
                 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
                 resource.setrlimit(resource.RLIMIT_FSIZE, (room, resource.RLIM_INFINITY))
 
-        child = _started(_words(world, name, here), here, case.said, before=before)
-        ended = _finished(child)
+        child = _start(_words(world, name, here), here, case.said, before=before)
+        ended = _wait_for(child)
         (here / "filler").unlink(missing_ok=True)
-        return case.judged(child, ended)
+        return case.judge(child, ended)
 
 
 def _on_small_disk(here: Path, room: int) -> bool:
@@ -354,13 +354,13 @@ def try_odd(world: World, rng: random.Random) -> str:
         elif kind == "read-only":
             for how in (["--bind", str(here)], ["-o", "remount,ro,bind"]):
                 subprocess.run(["mount", *how, str(here)], check=False, capture_output=True)
-        other = _started(words, here, case.said) if kind == "race" else None
-        child = _started(words, here, case.said, before=before)
-        ended = _finished(child)
-        if other and _finished(other) == 0:
+        other = _start(words, here, case.said) if kind == "race" else None
+        child = _start(words, here, case.said, before=before)
+        ended = _wait_for(child)
+        if other and _wait_for(other) == 0:
             ended = 0
         subprocess.run(["umount", "-q", here], check=False, capture_output=True)
-        return case.judged(child, ended)
+        return case.judge(child, ended)
 
 
 def _living(session: int) -> list[str]:

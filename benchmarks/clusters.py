@@ -124,7 +124,7 @@ class Row:
         return f"data {self.data} x pipeline {self.stages}, microbatch {self.micro}"
 
 
-def read(path: Path) -> Iterator[Row]:
+def read_rows(path: Path) -> Iterator[Row]:
     """Rows without tensor parallelism."""
     names = ("# GPUs", "global batch", "micro batch", "hidden size", "attention heads", "# layers")
     names += ("sequence length", "data parallelism", "pipeline parallelism")
@@ -238,7 +238,7 @@ def parts(rows: list[tuple[Row, float]]) -> Iterator[tuple[str, list[float]]]:
 
 def main(paths: list[Path], costs: str, *, as_json: bool) -> None:
     """Print rows, groups and a summary."""
-    rows = [(row, predict(row, costs)) for path in paths for row in read(path)]
+    rows = [(row, predict(row, costs)) for path in paths for row in read_rows(path)]
     if as_json:
         print(json.dumps([{**asdict(row), "predicted": s} for row, s in rows], indent=1))
         return

@@ -43,7 +43,7 @@ def markdown(outcomes: list[Outcome]) -> str:
         *(f"| {kind} | {counts[kind]} | {_MEANING[kind]} |" for kind in (*MATCHED, *_REST)),
         "",
     ]
-    lines += ["## Refused", "", "| op | cases | reason |", "|---|---|---|", *_refused(outcomes), ""]
+    lines += ["## Refused", "", "| op | cases | reason |", "|---|---|---|", *_explain(outcomes), ""]
     lines += ["## By op", "", *_by_op(outcomes), ""]
     return "\n".join(lines)
 
@@ -60,7 +60,7 @@ _MEANING = {
 }
 
 
-def _refused(outcomes: list[Outcome]) -> list[str]:
+def _explain(outcomes: list[Outcome]) -> list[str]:
     rows = Counter((" ".join(o.ops), _reason(o)) for o in outcomes if o.kind == "refused")
     return [f"| {op} | {n} | {reason} |" for (op, reason), n in sorted(rows.items())]
 

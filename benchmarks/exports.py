@@ -47,10 +47,10 @@ from torch import Tensor, nn
 
 from benchmarks import _openvino
 from benchmarks._deepspeed import METHODS, deepspeed_step, find_deepspeed, layers_of
-from benchmarks._ranks import launch, launched, pin, say
+from benchmarks._ranks import is_rank, launch, pin, say
 from benchmarks._uneven import workload
 from benchmarks.prediction import PASSES, node_costs
-from benchmarks.training_throughput import LR, MICROBATCHES, Cell, Step, theirs, timed
+from benchmarks.training_throughput import LR, MICROBATCHES, Cell, Step, theirs, time_step
 from pipec.cli.export_onnx import FORMATS
 from pipec.cluster.cluster import parse_cluster
 from pipec.compiler import export, profile
@@ -98,23 +98,23 @@ def cut_twice(loaded: Loaded, folder: Path) -> Plan:
 
 def openvino(name: str, folder: Path) -> dict[str, Run]:
     """Every cut of a model's ONNX file as a pipeline in HETERO."""
-    model, x, _ = workload(name).seeded(1)
+    model, x, _ = workload(name).make_seeded(1)
     path = folder / f"{name}.onnx"
     torch.onnx.export(model.eval(), (x,), path, dynamo=True, verbose=False)
     loaded = load(str(path), LoadOptions(**load_backend("onnx").reads))
     text = FORMATS["openvino"](cut_twice(loaded, folder), folder)
     core = _openvino.two_devices()
     models = {
-        OURS: _openvino.placed(text, path),
-        "half of the weights": _openvino.placed(text, path, _openvino.by_weights(path)),
-        "half of the operations": _openvino.placed(text, path, _openvino.by_number(path)),
+        OURS: _openvino.place_model(text, path),
+        "half of the weights": _openvino.place_model(text, path, _openvino.by_weights(path)),
+        "half of the operations": _openvino.place_model(text, path, _openvino.by_number(path)),
         "all on the first": core.read_model(path),
     }
     fed = {n: v.numpy() for n, v in loaded.example_inputs.items()}
     (want,) = onnxruntime.InferenceSession(path).run(None, fed)
     runs = {}
     for label, each in models.items():
-        compiled = _openvino.compiled(core, each)
+        compiled = _openvino.compile_model(core, each)
         (got,) = compiled(list(fed.values())).values()
         check(want, got, f"{name} in OpenVINO, {label}")
         runs[label] = _openvino.hetero(compiled, list(fed.values()))
@@ -123,7 +123,7 @@ def openvino(name: str, folder: Path) -> dict[str, Run]:
 
 def onnx_stages(name: str, folder: Path) -> dict[str, Run]:
     """Both cuts of a model as a pipeline of two sessions of onnxruntime."""
-    model, x, _ = workload(name).seeded(1)
+    model, x, _ = workload(name).make_seeded(1)
     loaded = from_module(model.eval(), (x,))
     layers = model.layers
     assert isinstance(layers, nn.ModuleList)
@@ -199,18 +199,18 @@ def check(want: np.ndarray, got: np.ndarray, where: str) -> None:
 def training(name: str, tool: str) -> dict[str, Run]:
     """The exported split and the tool's own, on these two ranks."""
     chosen, cell = workload(name), Cell(name, "1f1b", ours=False)
-    model, x, y = chosen.seeded(MICROBATCHES)
+    model, x, y = chosen.make_seeded(MICROBATCHES)
     graph = trace(
         model, (x[: chosen.rows],), loss=Loss(chosen.loss, y[: chosen.rows]),
         source=Source("memory", ""),
     )  # fmt: skip
-    plan = planned(graph, x[: chosen.rows], y[: chosen.rows])
+    plan = plan_training(graph, x[: chosen.rows], y[: chosen.rows])
     text = export.FORMATS[tool](export.split_layers(plan))
     steps = {}
     if tool == "torch":
         found: dict[str, Any] = {}
         exec(text, found)
-        cuts = {OURS: list(found["SPLIT"]), "equal layers": cell.cut(model)}
+        cuts = {OURS: list(found["SPLIT"]), "equal layers": cell.choose_cuts(model)}
         for label, cut in cuts.items():
             steps[label] = theirs(cell, cut, copy.deepcopy(model), x, y)
     else:
@@ -218,19 +218,19 @@ def training(name: str, tool: str) -> dict[str, Run]:
             layers = layers_of(copy.deepcopy(model))
             assert layers is not None
             steps[label] = deepspeed_step(name, layers, x, y, how, LR)
-    return {label: partial(stepped, step) for label, step in steps.items()}
+    return {label: partial(time_steps, step) for label, step in steps.items()}
 
 
-def stepped(step: Step, count: int) -> tuple[float, float]:
+def time_steps(step: Step, count: int) -> tuple[float, float]:
     """Seconds of as many steps, and processor seconds of the busier rank."""
     begin = time.process_time()
-    seconds = timed(step, count)[0] * count
+    seconds = time_step(step, count)[0] * count
     busy = torch.tensor(time.process_time() - begin)
     dist.all_reduce(busy, dist.ReduceOp.MAX)
     return seconds, float(busy)
 
 
-def planned(graph: Graph, x: Tensor, y: Tensor) -> Plan:
+def plan_training(graph: Graph, x: Tensor, y: Tensor) -> Plan:
     """The plan of a training graph by measured costs, the same on both ranks."""
     names = [i.name for i in graph.inputs_of(InputKind.INPUT)]
     costs = node_costs(graph, dict(zip(names, (x, y), strict=True)))
@@ -264,7 +264,7 @@ def main() -> int:
     cells = [cell.split(":") for cell in told.cells.split(",")]
     there = {"openvino": _openvino.find_openvino(), "deepspeed": find_deepspeed()}
     warnings.simplefilter("ignore")
-    if launched():
+    if is_rank():
         pin()
         told.repeats = 2
         with process_group(device="cpu"):

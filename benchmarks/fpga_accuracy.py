@@ -83,7 +83,7 @@ def reference(model: Path) -> Tensor:
     return torch.from_numpy(np.concatenate(found))
 
 
-def compiled(model: Path, precision: str, folder: Path) -> Plan:
+def compile_network(model: Path, precision: str, folder: Path) -> Plan:
     """The network for one VCU118, emitted to ``folder / "out"``."""
     options = {"precision": precision}
     if precision != "float32":
@@ -94,14 +94,14 @@ def compiled(model: Path, precision: str, folder: Path) -> Plan:
     return plan
 
 
-def simulated(name: str, plan: Plan, out: Path) -> Tensor:
+def simulate_logits(name: str, plan: Plan, out: Path) -> Tensor:
     """Logits of the test images in C simulation."""
     frames = [{"x": x[None]} for x in images(name)[2]]
     stages = [s for s in BACKEND.load(plan, out).stages if isinstance(s, CSimulation)]
     return torch.cat([next(iter(y.values())) for y in stream(stages, plan.channels, frames)])
 
 
-def held_out(plan: Plan, out: Path, model: Path) -> tuple[float, Allowed]:
+def measure_held_out(plan: Plan, out: Path, model: Path) -> tuple[float, Allowed]:
     """Largest error of the logits on the frames that were held out, and what is allowed."""
     loaded, emitted = load(str(model)), BACKEND.load(plan, out)
     reports = [verify_stages(plan, emitted, loaded, seed=k) for k in range(HELD_OUT)]
@@ -114,9 +114,9 @@ def measure(model: Path, precision: str, want: Tensor) -> Loss:
     """One network in one precision."""
     labels, began = images(model.stem)[3], cpu_seconds()
     with tempfile.TemporaryDirectory() as folder:
-        plan, out = compiled(model, precision, Path(folder)), Path(folder) / "out"
-        found = simulated(model.stem, plan, out)
-        kept, bound = held_out(plan, out, model)
+        plan, out = compile_network(model, precision, Path(folder)), Path(folder) / "out"
+        found = simulate_logits(model.stem, plan, out)
+        kept, bound = measure_held_out(plan, out, model)
     error = (found - want).abs()
     return Loss(
         float((found.argmax(1) == labels).double().mean()),
@@ -140,7 +140,7 @@ def losses(name: str) -> Iterator[tuple[str, float, Loss]]:
             yield precision, right, measure(model, precision, want)
 
 
-def shown(name: str, precision: str, more: float, found: Loss) -> str:
+def format_row(name: str, precision: str, more: float, found: Loss) -> str:
     """A line of the table of all networks."""
     return (
         f"{name:<9} {precision:<15} {more:>+8.2%} {found.same:>7.2%} {found.largest:>8.1e} "
@@ -168,7 +168,7 @@ def main(names: list[str]) -> int:
     for name in names or list(NETWORKS):
         for precision, right, found in losses(name):
             every[precision].append((found.right - right, found))
-            print(shown(name, precision, found.right - right, found), flush=True)
+            print(format_row(name, precision, found.right - right, found), flush=True)
     print("\nprecision          right    same  largest     mean share")
     for precision, some in every.items():
         print(worst(precision, min(more for more, _ in some), [loss for _, loss in some]))

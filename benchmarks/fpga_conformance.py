@@ -100,7 +100,7 @@ FRAMES = 2
 """Frames that stream through all stages at once."""
 
 
-def sanitized(folder: Path) -> bool:
+def run_sanitized(folder: Path) -> bool:
     """Whether a stage plays its golden data under the sanitizers without a word on stderr."""
     binary = build.build(folder, build.SANITIZED)
     done = subprocess.run([binary, folder], capture_output=True, text=True, check=False)
@@ -117,10 +117,12 @@ def measure(name: str, devices: str, precision: str, folder: Path, *, sanitizers
     emit(plan, folder / "out")
     for record in (folder / "out").rglob("stage.json"):
         check(record.parent)
-    return checked(name, loaded, load_plan(folder / "out"), folder / "out", sanitizers=sanitizers)
+    return check_model(
+        name, loaded, load_plan(folder / "out"), folder / "out", sanitizers=sanitizers
+    )
 
 
-def checked(name: str, loaded: Loaded, plan: Plan, out: Path, *, sanitizers: bool) -> Row:
+def check_model(name: str, loaded: Loaded, plan: Plan, out: Path, *, sanitizers: bool) -> Row:
     """What an emitted model gives."""
     backend = FpgaBackend()
     tolerance = None if plan.options.get("precision", "float32") != "float32" else TOLERANCE
@@ -137,14 +139,14 @@ def checked(name: str, loaded: Loaded, plan: Plan, out: Path, *, sanitizers: boo
         max(b.relative_error for b in report.boundaries),
         max(b.relative_error / b.tolerance for b in compared),
         max(b.relative_error for b in streamed.boundaries),
-        sum(map(sanitized, stages)) if sanitizers else None,
+        sum(map(run_sanitized, stages)) if sanitizers else None,
         sum(t.handshakes for t in timed),
         sum(len(t.differing) for t in timed),
         max(c.interval for c in cycles),
     )
 
 
-def kept() -> dict[str, Row]:
+def read_rows() -> dict[str, Row]:
     """The rows of the last runs."""
     return {name: Row(**row) for name, row in json.loads(ROWS.read_text()).items()}
 
@@ -166,7 +168,7 @@ def paragraph(rows: Mapping[str, Row]) -> str:
     return textwrap.fill(text, 150)
 
 
-def written(page: str, rows: Mapping[str, Row]) -> str:
+def update_page(page: str, rows: Mapping[str, Row]) -> str:
     """The page with these rows in its paragraph."""
     before, _, rest = page.partition(BEGIN)
     return "\n".join([before + BEGIN + paragraph(rows), END + rest.partition(END)[2]])
@@ -185,7 +187,7 @@ def main(
     if (precision, devices) != ("float32", DEVICES) and (table or not models):
         raise click.UsageError(f"the page is of float32 on {DEVICES}: name models, no --table")
     build.FLAGS = (*build.FLAGS, "-Werror")
-    rows, failed = kept() if models else {}, False
+    rows, failed = read_rows() if models else {}, False
     print(FORMAT.format(*HEAD))
     for name in models or NAMES:
         start = time.monotonic()
@@ -203,7 +205,7 @@ def main(
         print(f"{cells}   ({shown})", flush=True)
         if table or not models:
             ROWS.write_text(json.dumps({n: asdict(r) for n, r in rows.items()}, indent=1) + "\n")
-            DOCS.write_text(written(DOCS.read_text(), rows))
+            DOCS.write_text(update_page(DOCS.read_text(), rows))
     raise SystemExit(failed)
 
 

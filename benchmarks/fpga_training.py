@@ -139,7 +139,7 @@ class Model:
         """What the units take at an interval of ``target`` cycles."""
         if target not in self._demands:
             layers, counts = self.shapes
-            each = [self.taken(layer, target) for layer in layers]
+            each = [self.cost_at(layer, target) for layer in layers]
             dsp, bits = (
                 tuple(sum(each[k][i] * n for k, n in c.items()) for c in counts) for i in (0, 1)
             )
@@ -152,10 +152,10 @@ class Model:
     def slowest(self, target: int) -> str:
         """The layer that bounds an interval; nothing where none is within a step of it."""
         layers, _ = self.shapes
-        busy, origin_of = max((self.taken(y, target)[2], y.name) for y in layers)
+        busy, origin_of = max((self.cost_at(y, target)[2], y.name) for y in layers)
         return origin_of if busy * STEP**2 > target and _floor(self, target) else ""
 
-    def taken(self, layer: Layer, target: int) -> tuple[float, float, int]:
+    def cost_at(self, layer: Layer, target: int) -> tuple[float, float, int]:
         """DSPs, bits and busy cycles of a layer folded for an interval."""
         made = layer.nest.fold(layer, target, self.precision)
         engines = build(layer, made, self.precision).engines

@@ -30,7 +30,7 @@ from pipec.compiler.inputs import draw
 from pipec.compiler.verify_training import NOISE, add, gradients_of
 from pipec.compiler.verify_training import compared as by_parameter
 from pipec.frontends.reload import reload
-from pipec.graph.ir import Graph
+from pipec.graph.ir import Graph, OutputKind
 from pipec.plan.store import load_plan
 from pipec.runtime.program import Program, StageProgram
 from pipec.runtime.stage import Outcome, StageRunner
@@ -60,7 +60,7 @@ class Truth:
     saved: Values
     forward: Outcome
     given: Values = field(default_factory=dict)
-    backward: Outcome = field(default_factory=Outcome)
+    backward: Outcome = field(default_factory=dict)
 
 
 def truths(stages: Sequence[StageProgram], weights: Values, inputs: Values) -> list[Truth]:
@@ -70,8 +70,8 @@ def truths(stages: Sequence[StageProgram], weights: Values, inputs: Values) -> l
         runner, mine = StageRunner(stage), {n: weights[n].detach() for n in stage.weights}
         arrived = {v: values[v] for v in stage.incoming}
         outcome = runner.forward(0, mine, arrived, inputs)
-        values |= outcome.values
-        saved = dict(runner.saved[0])
+        values |= outcome[OutputKind.VALUE]
+        saved = dict(runner.saved.get(0, {}))
         found.append(Truth(stage, runner, mine, {**inputs, **arrived}, saved, outcome))
     for t in reversed(found):
         assert t.stage.training is not None
@@ -79,7 +79,7 @@ def truths(stages: Sequence[StageProgram], weights: Values, inputs: Values) -> l
             back[t.stage.loss] = torch.ones((), dtype=t.stage.loss_dtype)
         t.given = {n: back[n] for n in t.stage.training.gradients_in()}
         t.backward = backward(t, t.saved)
-        add(back, t.backward.gradients)
+        add(back, t.backward[OutputKind.GRADIENT])
     return found
 
 
@@ -89,7 +89,9 @@ def backward(truth: Truth, saved: Values) -> Outcome:
     return truth.runner.backward("B", 0, truth.weights, truth.given)
 
 
-def compared(found: Values, want: Mapping[str, Tensor], kind: str, stage: int) -> list[Comparison]:
+def compare_values(
+    found: Values, want: Mapping[str, Tensor], kind: str, stage: int
+) -> list[Comparison]:
     """All floating point values; counters are the host's."""
     return [
         compare(found[n], w, TOLERANCE, name=n, kind=kind, stage=stage)
@@ -98,28 +100,30 @@ def compared(found: Values, want: Mapping[str, Tensor], kind: str, stage: int) -
     ]
 
 
-def checked(truth: Truth, runner: TrainedRunner, source: Graph) -> tuple[list[Comparison], str]:
+def check_stage(truth: Truth, runner: TrainedRunner, source: Graph) -> tuple[list[Comparison], str]:
     """The kernels of a stage against torch, and how many sides were theirs."""
-    stage, yielded = truth.stage, truth.forward
+    stage = truth.stage
     runner.begin(1)
     outputs = runner.forward(0, truth.arrived)
     saved = runner.read_saved(0)
-    loss = {} if stage.loss is None or yielded.loss is None else {stage.loss: yielded.loss}
-    found = compared(outputs, {**yielded.values, **yielded.buffers, **loss}, "value", stage.index)
+    kinds = (OutputKind.VALUE, OutputKind.BUFFER_UPDATE, OutputKind.LOSS)
+    want = {name: value for kind in kinds for name, value in truth.forward[kind].items()}
+    found = compare_values(outputs, want, "value", stage.index)
     sent = runner.backward(0, {n: g for n, g in truth.given.items() if n != stage.loss})
     sums = runner.gradients()
 
     def gradients(of: Outcome) -> list[Comparison]:
         places = dict.fromkeys(sums, stage.index)
-        weights = by_parameter(sums, of.weight_gradients, places, TOLERANCE)
-        return compared(sent, of.gradients, "gradient", stage.index) + weights
+        weights = by_parameter(sums, of[OutputKind.WEIGHT_GRADIENT], places, TOLERANCE)
+        return compare_values(sent, of[OutputKind.GRADIENT], "gradient", stage.index) + weights
 
-    want, sides = truth.backward, ""
-    if not all(c.ok for c in gradients(want)):
+    outcome, sides = truth.backward, ""
+    if not all(c.ok for c in gradients(outcome)):
         theirs, relus, maxima = on_their_side(stage, truth.saved, saved, TOLERANCE)
-        want, sides = backward(truth, theirs), f"{relus} ReLU, {maxima} max"
-    found += gradients(want)
-    return found + compare_updates(source, stage, want.weight_gradients, runner, TOLERANCE), sides
+        outcome, sides = backward(truth, theirs), f"{relus} ReLU, {maxima} max"
+    found += gradients(outcome)
+    summed = outcome[OutputKind.WEIGHT_GRADIENT]
+    return found + compare_updates(source, stage, summed, runner, TOLERANCE), sides
 
 
 def largest(comparisons: Sequence[Comparison], kind: str) -> str:
@@ -155,7 +159,7 @@ def main(directory: Path) -> None:
     for truth in every:
         (folder,) = directory.glob(f"stage{truth.stage.index}_*")
         (runner,) = load_training([folder])
-        found, sides = checked(truth, runner, loaded.graph)
+        found, sides = check_stage(truth, runner, loaded.graph)
         good = sum(c.ok for c in found)
         right, total = right + good, total + len(found)
         errors = [largest(found, kind) for kind in ("value", "gradient", "update")]
@@ -164,7 +168,7 @@ def main(directory: Path) -> None:
             f"{good:>5} of {len(found):>3}  {sides:15} {cpu() - start:7.0f}",
             flush=True,
         )
-    names = {n for t in every for n in t.backward.weight_gradients}
+    names = {n for t in every for n in t.backward[OutputKind.WEIGHT_GRADIENT]}
     off, most = by_rounding(loaded.graph, inputs, names)
     print(f"{right} of {total} right")
     print(f"autograd in float32 and float64: {off} of {len(names)} gradients differ, {most:.1%}")

@@ -124,7 +124,7 @@ def random_values(graph: Graph) -> Values:
     return found
 
 
-def written(part: Part, values: Values, folder: Path) -> TrainedRunner:
+def build_runner(part: Part, values: Values, folder: Path) -> TrainedRunner:
     """The stage's kernels, written and compiled."""
     known = {**part.model.weights, **values}
     phases, frames = part.trained.phases, []
@@ -193,7 +193,7 @@ def main(names: tuple[str, ...]) -> None:
         part = part_of(name, board)
         values = random_values(part.graph)
         with tempfile.TemporaryDirectory() as text:
-            runner = written(part, values, Path(text) / "stage")
+            runner = build_runner(part, values, Path(text) / "stage")
             off = errors(part, runner, values)
             row = cycles(Path(text) / "stage", part, name, board)
         failed |= not max(off) <= TOLERANCE

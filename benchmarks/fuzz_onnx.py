@@ -38,7 +38,7 @@ def child(first: int, last: int) -> None:
             print(json.dumps({"k": k, "base": name, "peak": peak, **vars(outcome)}), flush=True)
 
 
-def judged(count: int, start: int) -> list[dict[str, Any]]:
+def judge_mutants(count: int, start: int) -> list[dict[str, Any]]:
     """Outcomes of ``count`` mutants; the process starts anew after one that kills or hangs it."""
     rows: list[dict[str, Any]] = []
     k, end = start, start + count
@@ -79,7 +79,7 @@ def main() -> int:
     if options.child:
         child(*options.child)
         return 0
-    rows = judged(options.count, options.start)
+    rows = judge_mutants(options.count, options.start)
     accepted = [r for r in rows if r["accepted"]]
     alone = [r for r in accepted if not r["by_onnxruntime"]]
     differs = [r for r in accepted if r["differs"]]

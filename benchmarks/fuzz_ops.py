@@ -71,7 +71,7 @@ def main() -> int:
         numbers = list(range(given.seed, given.seed + given.trials))
         while numbers and name in calls:
             signalled = _in_child(name, calls[name], numbers, note)
-            told = json.loads(_read(note))
+            told = json.loads(_read_note(note))
             if signalled is None:
                 ends.update(told)
                 break
@@ -142,7 +142,7 @@ def attempt(op: OpOverload, call: Call, rng: random.Random) -> str:
         place = names.index(word.partition("=")[0])
         if isinstance(args[place], torch.Tensor):
             args[place] = torch.zeros_like(args[place])  # another call has looked at its numbers
-    if not admitted(op, args, kwargs):
+    if not admits(op, args, kwargs):
         return "refused"
     try:
         with torch.no_grad():
@@ -152,7 +152,7 @@ def attempt(op: OpOverload, call: Call, rng: random.Random) -> str:
     return "ran"
 
 
-def admitted(op: OpOverload, args: list[Any], kwargs: dict[str, Any]) -> bool:
+def admits(op: OpOverload, args: list[Any], kwargs: dict[str, Any]) -> bool:
     """Whether a graph may call an op on tensors of these types."""
     mode, graph = FakeTensorMode(allow_non_fake_inputs=True), fx.Graph()
 
@@ -187,7 +187,7 @@ def mutate(call: Call, rng: random.Random) -> Call:
         if spots:
             holder, key = rng.choice(spots)
             tensors = [h[k] for h, k in spots if _is_tensor(h[k])]
-            holder[key] = _changed(holder[key], rng, tensors)
+            holder[key] = _change(holder[key], rng, tensors)
     for holder, key in [*_spots(call[0]), *_spots(call[1])]:
         if _is_tensor(holder[key]) and rng.random() < 0.4:
             holder[key]["one"] = rng.choice(NUMBERS)
@@ -205,9 +205,9 @@ def _is_tensor(value: object) -> bool:
     return isinstance(value, dict) and "tensor" in value
 
 
-def _changed(value: Any, rng: random.Random, tensors: list[Any]) -> Any:
+def _change(value: Any, rng: random.Random, tensors: list[Any]) -> Any:
     if _is_tensor(value):
-        return _changed_tensor(dict(value), rng, tensors)
+        return _change_tensor(dict(value), rng, tensors)
     if isinstance(value, bool):
         return not value
     if isinstance(value, int):
@@ -224,7 +224,7 @@ def _changed(value: Any, rng: random.Random, tensors: list[Any]) -> Any:
     return value
 
 
-def _changed_tensor(value: dict[str, Any], rng: random.Random, tensors: list[Any]) -> Any:
+def _change_tensor(value: dict[str, Any], rng: random.Random, tensors: list[Any]) -> Any:
     like = empty_of_type(value["tensor"], FakeTensorMode())
     dtype, shape = value["tensor"].partition("[")[0], list(like.shape)
     where, kind = rng.randrange(max(len(shape), 1)), rng.random()
@@ -298,7 +298,7 @@ def _write(note: mmap.mmap, value: object) -> None:
     note.write(len(data).to_bytes(8, "little") + data)
 
 
-def _read(note: mmap.mmap) -> bytes:
+def _read_note(note: mmap.mmap) -> bytes:
     note.seek(0)
     return note.read(int.from_bytes(note.read(8), "little"))
 

@@ -71,7 +71,7 @@ class Bench:
 
     def plan(self, stages: int) -> tuple[Plan, Batch]:
         """A differentiated plan and its data, on the device."""
-        model, x, y = self.workload.seeded(MICROBATCHES)
+        model, x, y = self.workload.make_seeded(MICROBATCHES)
         rows = self.workload.rows
         loss = Loss(loss_of, y[:rows])
         graph = trace(model, (x[:rows],), loss=loss, source=Source("memory", ""))
@@ -85,15 +85,15 @@ class Bench:
         cluster = parse_cluster(f"{stages}x{self.kind}")
         return make_plan(graph, cluster, passes=parse_pipeline(PASSES)), batch
 
-    def measured(self, plan: Plan, batch: Batch) -> Plan:
+    def measure(self, plan: Plan, batch: Batch) -> Plan:
         """The plan with its stages' costs here."""
         found = Profiler(plan, batch, Settings(adam), compute=device_of(self.device))
         return found.measure(SECONDS).on(plan, self.kind)
 
-    def run(self, plan: Plan, timeline: Timeline, batch: Batch) -> tuple[float, int, float]:
+    def time_step(self, plan: Plan, timeline: Timeline, batch: Batch) -> tuple[float, int, float]:
         """Median seconds of a step, the most bytes held, and the share of copies that is hidden."""
         gc.collect()  # what earlier parts held
-        before, order = self.held(), timeline.schedule
+        before, order = self.count_bytes(), timeline.schedule
         plan = plan.replace(schedule=order, timeline=timeline)
         pipeline = LocalPipeline(plan, batch, Settings(adam), device=self.device)
         with counting(pipeline.executors[0]) as memory:
@@ -108,16 +108,16 @@ class Bench:
             pipeline.round()
             self.wait()
             took.append(time.perf_counter() - begin)
-        return statistics.median(took), peak, self.recorded(pipeline, order)
+        return statistics.median(took), peak, self.measure_overlap(pipeline, order)
 
-    def recorded(self, pipeline: LocalPipeline, order: Schedule) -> float:
+    def measure_overlap(self, pipeline: LocalPipeline, order: Schedule) -> float:
         """The share of the copies that lay beside a computation in one more step."""
         record(pipeline)
         pipeline.round()
         rows = collected(pipeline) or {}
         return hidden(order, {int(row[0]): (row[1], row[2]) for row in rows[0].tolist()})
 
-    def held(self) -> int:
+    def count_bytes(self) -> int:
         """Bytes on the GPU now; on a CPU only those of a pipeline are counted."""
         return 0 if self.device == "cpu" else CudaAllocator(torch.device(self.device)).reset()
 
@@ -158,10 +158,10 @@ def line(what: str, timeline: Timeline, found: tuple[float, int, float]) -> None
 def several_stages(bench: Bench) -> None:
     """Four stages that share one device."""
     plan, batch = bench.plan(4)
-    plan = bench.measured(plan, batch)
+    plan = bench.measure(plan, batch)
     order = completed(generate("interleaved", 4, MICROBATCHES, chunks=4), plan)
     timeline = plan_timeline(plan, order)
-    line("four stages, one device", timeline, bench.run(plan, timeline, batch))
+    line("four stages, one device", timeline, bench.time_step(plan, timeline, batch))
 
 
 def offload(bench: Bench) -> None:
@@ -169,17 +169,17 @@ def offload(bench: Bench) -> None:
     plain, batch = bench.plan(1)
     compute = generate("gpipe", 1, MICROBATCHES)
     order = completed(compute, plain)
-    plan = bench.measured(plain, batch)
+    plan = bench.measure(plain, batch)
     first = plan_timeline(plan, order)
-    alone = bench.run(plan, first, batch)
+    alone = bench.time_step(plan, first, batch)
     line("all on the device", first, alone)
     before = plan_timeline(plain, order).peak_bytes[0]
     moved = InsertOffload(SHARE * before, generator="gpipe", microbatches=MICROBATCHES).run(plain)
     nbytes = sum(slot.nbytes for slot in moved.slots) * MICROBATCHES
-    plan = bench.measured(moved, batch)
+    plan = bench.measure(moved, batch)
     order = completed(compute, plan)
     timeline = plan_timeline(plan, order)
-    took = bench.run(plan, timeline, batch)
+    took = bench.time_step(plan, timeline, batch)
     line(f"{nbytes / 1e6:.0f} MB to the host", timeline, took)
     spans = enumerate(zip(timeline.begin.tolist(), timeline.end.tolist(), strict=True))
     saved, real = first.peak_bytes[0] - timeline.peak_bytes[0], alone[1] - took[1]

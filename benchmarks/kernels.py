@@ -55,7 +55,7 @@ def graph_of(width: int, heads: int, shape: tuple[int, int], dtype: torch.dtype)
     return trace(layer, (x.to(dtype),), loss=Loss(squares, x), source=Source("memory", ""))
 
 
-def measured(graph: Graph, inputs: dict[str, Tensor]) -> tuple[dict[str, Both], Both]:
+def measure_layer(graph: Graph, inputs: dict[str, Tensor]) -> tuple[dict[str, Both], Both]:
     """Seconds of the nodes, and of the layer as a stage."""
     nodes = measure(graph, inputs, Measuring("cuda"))
     plan: Plan = make_plan(graph, parse_cluster("1xh100"), passes=parse_pipeline(PASSES))
@@ -76,7 +76,7 @@ def table(title: str, graph: Graph, kind: str) -> list[tuple[str, float, float]]
         for i in graph.inputs_of(InputKind.INPUT)
         for value in tensors(graph.nodes[i.node])
     }
-    nodes, whole = measured(graph, inputs)
+    nodes, whole = measure_layer(graph, inputs)
     there, back = silicon(kind).seconds(graph, costs, device)
     found, sums = [], [0.0] * 5
     head = f"{title:34} {'forward, us':>12} {'roofline':>9} {'tables':>9} "

@@ -161,7 +161,7 @@ def hosts_of(names: list[str], each: int, folder: Path) -> list[Host]:
     ]  # fmt: skip
 
 
-def ended(hosts: list[Host], seconds: float) -> bool:
+def wait_for_end(hosts: list[Host], seconds: float) -> bool:
     """Start failed agents again until all ranks have come to their end; False if time is up.
 
     They have when one agent has ended well. Ranks that have lost their agent may end without it;
@@ -186,29 +186,29 @@ def ran(hosts: list[Host], kind: str, rng: random.Random) -> tuple[str, bool]:
     for host in hosts:
         host.start()
     try:
-        while saved(hosts[0].folder) < after:
-            ended(hosts, 0.1)
-        ended(hosts, rng.uniform(0, 10 if after < 0 else 1))
+        while newest_round(hosts[0].folder) < after:
+            wait_for_end(hosts, 0.1)
+        wait_for_end(hosts, rng.uniform(0, 10 if after < 0 else 1))
         victim = rng.choice(hosts)
         while not victim.kill(kind, rng):
-            if ended(hosts, 0.1):
+            if wait_for_end(hosts, 0.1):
                 return "nothing", True
-        place = saved(victim.folder)
+        place = newest_round(victim.folder)
         told = f"{kind} of host {hosts.index(victim) + 1} behind round {place}"
-        return told, ended(hosts, SECONDS)
+        return told, wait_for_end(hosts, SECONDS)
     finally:
         for host in hosts:
             host.kill("host", rng)
             host.agent.wait()
 
 
-def saved(folder: Path) -> int:
+def newest_round(folder: Path) -> int:
     """The round of the newest checkpoint; 0 where there is none."""
     return max((int(p.name[6:]) for p in folder.glob("saved/round-*[0-9]")), default=0)
 
 
 @cache
-def prepared(hosts: int, schedule: str) -> Path:
+def prepare_folder(hosts: int, schedule: str) -> Path:
     """A folder with the plan, and the weights that training it in one process gives."""
     folder = Path(mkdtemp(prefix="pipec-kills-"))
     (folder / "model.py").write_text(MODEL)
@@ -222,11 +222,11 @@ def prepared(hosts: int, schedule: str) -> Path:
     return folder
 
 
-def survived(number: int, rng: random.Random) -> bool:
+def kill_once(number: int, rng: random.Random) -> bool:
     """One run with one kill; the folder of a run that did not end as it should is kept."""
     hosts, schedule = (2, 3)[number % 2], ("1f1b", "pipedream")[number // 2 % 2]
     folder = Path(mkdtemp(prefix="pipec-kills-"))
-    shutil.copytree(prepared(hosts, schedule), folder, dirs_exist_ok=True)
+    shutil.copytree(prepare_folder(hosts, schedule), folder, dirs_exist_ok=True)
     with network(hosts) as names:
         begin, several = time.monotonic(), hosts_of(names, HOSTS[hosts], folder)
         hit, well = ran(several, KINDS[number % 3], rng)
@@ -253,7 +253,7 @@ def main() -> int:
     parser.add_argument("--only", type=int, help="this one alone")
     given = parser.parse_args()
     numbers = range(given.kills) if given.only is None else [given.only]
-    bad = sum(not survived(k, random.Random(f"{given.seed} {k}")) for k in numbers)
+    bad = sum(not kill_once(k, random.Random(f"{given.seed} {k}")) for k in numbers)
     print(f"{len(numbers) - bad} of {len(numbers)} runs ended with the bits of whole ones")
     return bad
 

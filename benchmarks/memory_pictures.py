@@ -61,7 +61,7 @@ def command(*words: object, cwd: Path) -> None:
     subprocess.run(called, cwd=cwd, check=True, stdout=subprocess.DEVNULL)
 
 
-def made(folder: Path) -> dict[str, tuple[Timeline, dict[str, Any]]]:
+def run_ways(folder: Path) -> dict[str, tuple[Timeline, dict[str, Any]]]:
     """Way to the predicted timeline and the measured trace."""
     (folder / "model.py").write_text(MODEL)
     model = ("model.py:training", "--training", "--devices", "2xcpu")
@@ -84,7 +84,7 @@ def made(folder: Path) -> dict[str, tuple[Timeline, dict[str, Any]]]:
     return found
 
 
-def predicted(timeline: Timeline) -> tuple[Actions, list[Curve]]:
+def predict_curves(timeline: Timeline) -> tuple[Actions, list[Curve]]:
     """Actions, and bytes of saved values of every device over time."""
     s, column = timeline.schedule, CATEGORIES.index("activations")
     rows = zip(s.device.tolist(), s.kind.tolist(), timeline.begin, timeline.end, strict=True)
@@ -95,7 +95,7 @@ def predicted(timeline: Timeline) -> tuple[Actions, list[Curve]]:
     return list(rows), curves
 
 
-def measured(trace: dict[str, Any]) -> tuple[Actions, list[Curve]]:
+def measure_curves(trace: dict[str, Any]) -> tuple[Actions, list[Curve]]:
     """The same of a run: bytes are read behind every F and B."""
     events = trace["traceEvents"]
     actions: Actions = []
@@ -145,7 +145,7 @@ STYLES = {
 
 def picture(found: dict[str, tuple[Timeline, dict[str, Any]]]) -> str:
     """The SVG; every step is drawn to the same length."""
-    ways = {way: {"predicted": predicted(t), "measured": measured(trace)}
+    ways = {way: {"predicted": predict_curves(t), "measured": measure_curves(trace)}
             for way, (t, trace) in found.items()}  # fmt: skip
     devices = range(len(ways["plain"]["predicted"][1]))
     most = max(c[1].max() for w in ways.values() for _, cs in w.values() for c in cs)
@@ -181,11 +181,11 @@ def picture(found: dict[str, tuple[Timeline, dict[str, Any]]]) -> str:
 def main(file: Path) -> None:
     """Draw, and print the most bytes of saved values of both devices and the seconds of a step."""
     with tempfile.TemporaryDirectory() as folder:
-        found = made(Path(folder))
+        found = run_ways(Path(folder))
     print(f"{'':10} {'saved MB, predicted':>20} {'measured':>14} {'step ms, predicted':>20} "
           f"{'measured':>9}")  # fmt: skip
     for way, (timeline, trace) in found.items():
-        (ran, real), (_, told) = measured(trace), predicted(timeline)
+        (ran, real), (_, told) = measure_curves(trace), predict_curves(timeline)
         held = ["  ".join(f"{c[1].max() / 1e6:5.2f}" for c in cs) for cs in (told, real)]
         took = 1e3 * timeline.seconds, 1e3 * max(a[3] for a in ran)
         print(f"{way:10} {held[0]:>20} {held[1]:>14} {took[0]:20.1f} {took[1]:9.1f}")

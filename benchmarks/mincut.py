@@ -96,26 +96,26 @@ def min_cut(budget: float) -> tuple[float, float]:
         saved = list(forward.graph.find_nodes(op="output")[0].args[0])[options["num_fwd_outputs"] :]
         again = frozenset(n.name for n in ahead if n.op == "call_function")
         kept = {base(n) for n in saved if isinstance(n, fx.Node)}
-        held = sum(nbytes(n) for n in kept if counted(n))
+        held = sum(nbytes(n) for n in kept if is_counted(n))
         found.append((held, seconds(backward, again)))
         return forward, backward
 
     x = torch.randn(BATCH, LENGTH, WIDTH)
     with functorch.patch(activation_memory_budget=budget):
         aot_module(
-            Trained(), fw_compiler=boxed, bw_compiler=boxed,
+            Trained(), fw_compiler=leave_graph, bw_compiler=leave_graph,
             partition_fn=partition,
         )(x).backward()  # fmt: skip
     return found[0]
 
 
-def counted(node: fx.Node) -> bool:
+def is_counted(node: fx.Node) -> bool:
     """Whether a saved value counts: what was computed, and the model's input; no weight."""
     of_input = node.op == "placeholder" and node.meta["val"].shape == (BATCH, LENGTH, WIDTH)
     return node.op == "call_function" or of_input
 
 
-def boxed(module: fx.GraphModule, inputs: Any) -> Any:
+def leave_graph(module: fx.GraphModule, inputs: Any) -> Any:
     """A compiler that leaves a graph as it is."""
     del inputs
     return make_boxed_func(module.forward)
@@ -128,7 +128,7 @@ def base(node: fx.Node) -> fx.Node:
     return node
 
 
-def checkpointed(one: StageWork) -> tuple[float, float]:
+def measure_checkpointing(one: StageWork) -> tuple[float, float]:
     """The same of plain activation checkpointing: every layer's input is kept."""
     return LAYERS * BATCH * LENGTH * WIDTH * 4, one.forward_seconds
 
@@ -138,17 +138,17 @@ def ours(one: StageWork, limit: float) -> tuple[float, float]:
     names = saved_in_order(one.training)
     nodes = one.training.F.nodes
 
-    def held(again: frozenset[str]) -> float:
+    def bytes_held(again: frozenset[str]) -> float:
         read = Replays(one.training, again).read
-        return float(sum(nbytes(nodes[n]) for n in read if counted(nodes[n])))
+        return float(sum(nbytes(nodes[n]) for n in read if is_counted(nodes[n])))
 
     def working(decision: IntArray) -> Working:
         again = frozenset(names[v] for v in np.flatnonzero(decision == RECOMPUTE))
         left = float(sum(size[n] for n in names if n not in again))
-        return Working(max(held(again) - left, 0.0), 0.0, ())
+        return Working(max(bytes_held(again) - left, 0.0), 0.0, ())
 
     sizes, again = values_of(one)
-    sizes = np.where([counted(nodes[n]) for n in names], sizes, 0.0)
+    sizes = np.where([is_counted(nodes[n]) for n in names], sizes, 0.0)
     size = dict(zip(names, sizes.tolist(), strict=True))
     problem = Problem(
         sizes, again, one.forward_seconds, 2 * one.forward_seconds, limit, 0.0,
@@ -157,7 +157,7 @@ def ours(one: StageWork, limit: float) -> tuple[float, float]:
     found = choose(problem)
     chosen = frozenset(names[v] for v in np.flatnonzero(found.decision == RECOMPUTE))
     again_in_b = Replays(one.training, chosen).B.computed
-    return held(chosen), sum(one.forward.get(n, 0.0) for n in again_in_b)
+    return bytes_held(chosen), sum(one.forward.get(n, 0.0) for n in again_in_b)
 
 
 def main() -> int:
@@ -169,7 +169,7 @@ def main() -> int:
     print("limit of               saved MB   again us   ours MB   ours us")
     slower = kept = 0
     rivals = {f"min-cut, budget {b:.2f}": min_cut(b) for b in BUDGETS}
-    for name, (limit, took) in {**rivals, "checkpointing": checkpointed(one)}.items():
+    for name, (limit, took) in {**rivals, "checkpointing": measure_checkpointing(one)}.items():
         row = f"{name:22} {limit / 1e6:8.2f} {1e6 * took:10.1f}"
         try:
             held, mine = ours(one, limit)

@@ -125,7 +125,7 @@ class Half(nn.Module):
         return found.float()
 
 
-def halved(make: Callable[[], nn.Module]) -> nn.Module:
+def autocast_model(make: Callable[[], nn.Module]) -> nn.Module:
     """The model under autocast."""
     return Half(make())
 
@@ -135,7 +135,7 @@ def models_on(device: str) -> dict[str, Case]:
     found = MODELS | {name: workload(name, ROWS[device]) for name in WORKLOADS}
     for name in ("transformer", "llama", "vgg"):
         case = found[name]
-        found[f"{name}-bf16"] = Case(partial(halved, case.model), case.loss, case.batch)
+        found[f"{name}-bf16"] = Case(partial(autocast_model, case.model), case.loss, case.batch)
     return found
 
 
@@ -144,7 +144,7 @@ def sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.01, momentum=0.9)
 
 
-def counted(model: str, schedules: list[str], device: str = "cpu") -> dict[str, dict[str, Row]]:
+def collect(model: str, schedules: list[str], device: str = "cpu") -> dict[str, dict[str, Row]]:
     """Schedule and way to predicted and counted peaks; a way that is refused is not there."""
     with tempfile.TemporaryDirectory() as folder:
         more = {"OMP_NUM_THREADS": "1", "PIPEC_IS_COUNTED": "1"}
@@ -222,7 +222,7 @@ def plans(case: Case, schedule: str, device: str) -> tuple[dict[str, Plan], Batc
     return found, batch
 
 
-def measured(model: str, schedules: list[str], device: str) -> dict[str, dict[str, Row]]:
+def measure_peaks(model: str, schedules: list[str], device: str) -> dict[str, dict[str, Row]]:
     """What both ranks find, on rank 0."""
     models = models_on(device)
     found: dict[str, dict[str, Row]] = {}
@@ -243,7 +243,7 @@ def rank(model: str, schedules: list[str], device: str) -> None:
     torch.set_num_threads(1)
     keep_freed_memory()
     with process_group(device=device):
-        found = measured(model, schedules, device)
+        found = measure_peaks(model, schedules, device)
         if dist.get_rank() == 0:
             print(json.dumps(found), flush=True)
 
@@ -272,7 +272,7 @@ def main(models: list[str], schedules: list[str], device: str) -> None:
     parts = [schedules] if device == "cpu" else [[s] for s in schedules]
     found = list[dict[str, dict[str, Row]]]()
     with ThreadPoolExecutor(1 if device == "cpu" else _AT_ONCE) as pool:
-        rows = pool.map(lambda job: counted(*job), [(m, p, device) for m in models for p in parts])
+        rows = pool.map(lambda job: collect(*job), [(m, p, device) for m in models for p in parts])
         for model in models:
             print(f"{model:13} {'':10}   predicted MB      counted MB     counted above predicted")
             for _ in parts:

@@ -71,7 +71,7 @@ def main() -> int:
     parser.add_argument("--model", default="transformer")
     options = parser.parse_args()
     pin()
-    plan, batch = plan_of(*WORKLOADS[options.model].seeded(1))
+    plan, batch = plan_of(*WORKLOADS[options.model].make_seeded(1))
     order = completed(generate("1f1b", 2, 8), plan)
     real = seconds(LocalPipeline(plan, batch, Settings(sgd), schedule=order), 3)
     per_compute = real / sum(a.kind.is_compute for a in order) * 1e6

@@ -72,7 +72,7 @@ def exact_dp(workload: Workload, program: Path, most: float = EXACT_SECONDS) -> 
     return float(run.stdout.split()[0]), _children() - began
 
 
-def _compiled(folder: str) -> Path:
+def _compile(folder: str) -> Path:
     program = Path(folder, "exact_dp")
     source = Path(__file__).with_name("exact_dp.cpp")
     subprocess.run(["g++", "-O3", "-std=c++17", str(source), "-o", str(program)], check=True)
@@ -82,7 +82,7 @@ def _compiled(folder: str) -> Path:
 def workloads() -> None:
     """Whole command, start of the interpreter included, beside the exact dynamic program."""
     with TemporaryDirectory() as folder:
-        program = _compiled(folder)
+        program = _compile(folder)
         for path in sorted((DATA / "dnn-partitioning").glob("*.json")):
             command = [
                 str(Path(sys.executable).with_name("pipec")),
@@ -125,7 +125,7 @@ def scaling() -> None:
                     )
 
 
-def _generated() -> Iterator[tuple[str, CostGraph]]:
+def _generate() -> Iterator[tuple[str, CostGraph]]:
     for modules, communication in ((4, 0.3), (8, 0.3), (8, 1.0), (20, 0.3)):
         shape = branches(modules, 4, 4, modules)
         for kind, make in (("inference", priced), ("training", trained)):
@@ -136,11 +136,11 @@ def _generated() -> Iterator[tuple[str, CostGraph]]:
             yield f"random DAG, {communication}", priced(shape, communication, 1)
 
 
-def generated() -> None:
+def run_generated() -> None:
     """Inception-like graphs, their training, and random DAGs, beside the exact dynamic program."""
     with TemporaryDirectory() as folder:
-        program = _compiled(folder)
-        for name, graph in _generated():
+        program = _compile(folder)
+        for name, graph in _generate():
             began = process_time()
             cut = solve_contiguous(graph, [Device("gpu")] * DEVICES, exactly=False, time_limit=20)
             seconds = process_time() - began
@@ -172,7 +172,7 @@ def chunks() -> None:
         print(line)
 
 
-def _planned(graph: CostGraph, workers: int) -> tuple[float, ReplicatedPlan]:
+def _plan(graph: CostGraph, workers: int) -> tuple[float, ReplicatedPlan]:
     began = process_time()
     plan = plan_replicated(graph, [Level(workers, 1e9)])
     return process_time() - began, plan
@@ -183,7 +183,7 @@ def planner() -> None:
     for name, reference in OPTIMIZER.items():
         graph = read_workload(DATA / "pipedream-profiles" / f"{name}.txt").graph
         for workers in (4, 16, 64):
-            plans = [_planned(graph, workers) for _ in range(RUNS)]
+            plans = [_plan(graph, workers) for _ in range(RUNS)]
             seconds, plan = min(plans, key=itemgetter(0))  # the first one also imports
             ratio = (
                 f"  published optimizer / ours {reference / seconds:.0f}" if workers == 4 else ""
@@ -195,6 +195,6 @@ def planner() -> None:
 
 
 if __name__ == "__main__":
-    parts = {f.__name__: f for f in (workloads, generated, scaling, chunks, planner)}
+    parts = {f.__name__: f for f in (workloads, run_generated, scaling, chunks, planner)}
     for part in sys.argv[1:] or list(parts):
         parts[part]()

@@ -47,7 +47,7 @@ def pages(folder: Path) -> Iterator[Path]:
     yield pipec.report(wide, folder / "wide.html")
     yield pipec.report(plain, folder / "difference.html", best)
     yield _boards(folder)
-    yield _measured(folder)
+    yield _run_measured(folder)
 
 
 def _boards(folder: Path) -> Path:
@@ -58,7 +58,7 @@ def _boards(folder: Path) -> Path:
     return pipec.report(folder / "boards", folder / "boards.html", cycles=True)
 
 
-def _measured(folder: Path) -> Path:
+def _run_measured(folder: Path) -> Path:
     """A run of two processes over its prediction from measured stages, with losses and errors."""
     (folder / "model.py").write_text(MODEL)
     compiled = ["compile", "model.py:make", "--devices", "2xcpu", "--schedule", "1f1b", "--force"]

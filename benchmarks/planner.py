@@ -33,7 +33,7 @@ SAME = 1 + 1e-9
 MICROBATCHES = 4
 
 
-def enumerated() -> None:
+def run_enumerated() -> None:
     """The chosen cut beside every contiguous one."""
     worst, cuts = 1.0, 0
     for seed in range(100):
@@ -92,13 +92,13 @@ def memory() -> None:
     )
 
 
-def _drawn(draw: random.Random, most: int = 3) -> Cluster:
+def _draw(draw: random.Random, most: int = 3) -> Cluster:
     """Unlike devices with links of one speed."""
     kinds = [draw.choice(KINDS) for _ in range(draw.randint(2, most))]
-    return _linked(kinds, draw.choice([1e9, 1e11]))
+    return _link(kinds, draw.choice([1e9, 1e11]))
 
 
-def _linked(kinds: list[str], rate: float) -> Cluster:
+def _link(kinds: list[str], rate: float) -> Cluster:
     devices = tuple(parse_cluster(kind).devices[0] for kind in kinds)
     pairs = [(a, b) for a in range(len(kinds)) for b in range(a + 1, len(kinds))]
     return Cluster(devices, dict.fromkeys(pairs, Link(rate, 1e-5)))
@@ -112,7 +112,7 @@ def explorations() -> None:
     """Explorations at the memory that some candidate needs."""
     draw, refused, tried = random.Random(0), 0, 0
     while tried < 200:
-        made = maker(_drawn(draw), draw.choice([64, 256]), draw.randint(2, 4), 64)
+        made = maker(_draw(draw), draw.choice([64, 256]), draw.randint(2, 4), 64)
         every = ways(made, 256, *SCHEDULES)
         known = Predictor(made).predict(draw.choice(every))
         if not known.possible:
@@ -130,13 +130,13 @@ def orders() -> None:
     """Unlike clusters, their devices listed in every order."""
     draw, worst, listed, done = random.Random(1), 1.0, 0, 0
     while done < 50:
-        cluster = _drawn(draw)
+        cluster = _draw(draw)
         kinds, rate = [d.kind for d in cluster.devices], cluster.link(0, 1).bytes_per_second
         if len(set(kinds)) == 1:
             continue
         done, found = done + 1, []
         for order in sorted(set(permutations(kinds))):
-            made = maker(_linked(list(order), rate), 256, 3, 8)
+            made = maker(_link(list(order), rate), 256, 3, 8)
             found.append(_fastest(made, ways(made, 32, "1f1b", "gpipe"), 32))
         worst, listed = max(worst, max(found) / min(found)), listed + len(found)
     print(f"50 unlike clusters in {listed} orders: slowest over fastest at most {worst:.9f}")
@@ -146,9 +146,9 @@ def more() -> None:
     """Clusters with one device more."""
     draw, worst, better = random.Random(2), 0.0, 0
     for _ in range(200):
-        cluster = _drawn(draw, 2)
+        cluster = _draw(draw, 2)
         kinds, rate = [d.kind for d in cluster.devices], cluster.link(0, 1).bytes_per_second
-        grown = _linked([*kinds, draw.choice(KINDS)], rate)
+        grown = _link([*kinds, draw.choice(KINDS)], rate)
         found = []
         for each in (cluster, grown):
             made = maker(each, 256, 3, 8)
@@ -159,7 +159,7 @@ def more() -> None:
 
 if __name__ == "__main__":
     parts: dict[str, Callable[[], None]] = {
-        "enumerated": enumerated, "memory": memory, "tight": explorations, "orders": orders,
+        "enumerated": run_enumerated, "memory": memory, "tight": explorations, "orders": orders,
         "more": more,
     }  # fmt: skip
     for part in sys.argv[1:] or list(parts):

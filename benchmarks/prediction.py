@@ -31,7 +31,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from benchmarks._models import WORKLOADS, Workload, loss_of
-from benchmarks._ranks import keep, launch, launched, pin, say
+from benchmarks._ranks import is_rank, keep, launch, pin, say
 from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.complete import completed
 from pipec.compiler.driver import make_plan
@@ -165,7 +165,7 @@ class Cell:
                 self.pipeline.round()
             self.held = memory.peak
 
-    def run(self, rounds: int) -> None:
+    def run_rounds(self, rounds: int) -> None:
         """Rounds between two barriers, after one that does not count."""
         self.pipeline.round()
         seconds = []
@@ -190,7 +190,7 @@ class Cell:
 
 def plans(workload: Workload) -> tuple[dict[int, Plan], Batch]:
     """A plan per number of stages, and the data."""
-    model, x, y = workload.seeded(MICROBATCHES)
+    model, x, y = workload.make_seeded(MICROBATCHES)
     rows = workload.rows
     graph = trace(model, (x[:rows],), loss=Loss(loss_of, y[:rows]), source=Source("memory", ""))
     names = [i.name for i in graph.inputs_of(InputKind.INPUT)]
@@ -227,7 +227,7 @@ def windows(seconds: float, least: int = 3) -> Iterator[int]:
         yield window
 
 
-def measured(name: str, seconds: float, rounds: int, *, processor: bool) -> list[Row]:
+def measure(name: str, seconds: float, rounds: int, *, processor: bool) -> list[Row]:
     """Windows of profile, prediction and run, in turn."""
     began = time.perf_counter()
     by_stages, batch = plans(WORKLOADS[name])
@@ -245,7 +245,7 @@ def measured(name: str, seconds: float, rounds: int, *, processor: bool) -> list
             for cell in [*made[turn:], *made[:turn]]:  # none is always the last
                 if cell.stages == stages:
                     cell.predict(costs)
-                    cell.run(rounds)
+                    cell.run_rounds(rounds)
         say(
             f", window {window + 1} in {time.perf_counter() - began:.0f} s", end="", file=sys.stderr
         )
@@ -275,13 +275,13 @@ def main() -> int:
     parser.add_argument("--processor", action="store_true", help="processor time alone")
     parser.add_argument("--json", help="file for the figures")
     options = parser.parse_args()
-    if not launched():
+    if not is_rank():
         return launch("benchmarks.prediction", RANKS, *sys.argv[1:])
     pin()
     rows: list[Row] = []
     with process_group(device="cpu"):
         for name in options.models.split(","):
-            found = measured(name, options.seconds, options.rounds, processor=options.processor)
+            found = measure(name, options.seconds, options.rounds, processor=options.processor)
             say(HEAD)
             for row in found:
                 say(row)

@@ -22,8 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from benchmarks._zoo_exports import quantised, write
-from benchmarks.faults.__main__ import sample, tried
+from benchmarks._zoo_exports import quantise_file, write
+from benchmarks.faults.__main__ import sample, try_fault
 from benchmarks.faults.inject import faults
 from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.backend import load_backend
@@ -164,11 +164,11 @@ def file_of(name: str, folder: Path) -> Path:
     example, names = tuple(map(torch.from_numpy, frames[0].values())), list(frames[0])
     export = partial(write, model, example, dynamo=False, opset_version=17, input_names=names)
     path = folder / f"{name}.onnx"
-    quantised(export, path, "QDQ", frames, per_channel=True)
+    quantise_file(export, path, "QDQ", frames, per_channel=True)
     return path
 
 
-def read(path: Path, target: str) -> tuple[Loaded, float]:
+def read_model(path: Path, target: str) -> tuple[Loaded, float]:
     """The model, and processor seconds of reading it."""
     begin = time.process_time()
     loaded = load(str(path), LoadOptions(**load_backend(target).reads))
@@ -208,7 +208,7 @@ def alarms(loaded: Loaded, target: str, out: Path, seeds: int) -> tuple[int, int
     wrong = sum(not verify_stages(plan, emitted, loaded, seed=s).ok for s in range(seeds))
     kinds = [f for f in faults(out / "clean", target) if f.kind == "a scale x 1.01"]
     chosen = sample([f for f in kinds if f.where.endswith("_scale")], SCALES, 0)
-    told = [tried(out / "clean", loaded, f, out, seed) for seed, f in enumerate(chosen)]
+    told = [try_fault(out / "clean", loaded, f, out, seed) for seed, f in enumerate(chosen)]
     return wrong, len(told), sum(map(bool, told))
 
 
@@ -227,9 +227,9 @@ def main(words: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="pipec-quantised-") as name:
         for model in told.models or MODELS:
             path = file_of(model, Path(name))
-            read(path, "onnx")  # not counted: torch sets itself up
+            read_model(path, "onnx")  # not counted: torch sets itself up
             for target in TARGETS:
-                loaded, seconds = read(path, target)
+                loaded, seconds = read_model(path, target)
                 out = Path(name) / f"{model}-{target}"
                 out.mkdir()
                 first, again = balance(loaded, target, out)

@@ -91,7 +91,7 @@ class Variant:
     sent: int
 
 
-def compiled(case: str, passes: str, rate: float, folder: Path) -> Variant:
+def compile_variant(case: str, passes: str, rate: float, folder: Path) -> Variant:
     """A plan for two CPUs that are joined by ``rate`` bytes a second."""
     name = passes.rstrip(",") or "nothing"
     place, cluster = folder / f"{case}-{len(list(folder.iterdir()))}", folder / "cluster.toml"
@@ -108,7 +108,7 @@ def compiled(case: str, passes: str, rate: float, folder: Path) -> Variant:
     return Variant(f"{case}, {name}", place, told["schedule"]["seconds"], sent)
 
 
-def measured(variant: Variant, rate: float, rounds: int) -> float:
+def measure(variant: Variant, rate: float, rounds: int) -> float:
     """Median seconds of a round behind the first, over a link of ``rate`` bytes a second."""
     metrics = variant.place.with_suffix(".jsonl")
     limit = f"rate {rate * 8:.0f}bit burst 256kb limit 100mb"
@@ -137,9 +137,9 @@ def main() -> int:
     rate = given.rate * 1e6 / 8
     with TemporaryDirectory() as place:
         for case, several in CASES.items():
-            variants = [compiled(case, passes, rate, Path(place)) for passes in several]
+            variants = [compile_variant(case, passes, rate, Path(place)) for passes in several]
             turns = [
-                [measured(v, rate, given.rounds) for v in variants] for _ in range(given.repeats)
+                [measure(v, rate, given.rounds) for v in variants] for _ in range(given.repeats)
             ]
             for k, v in enumerate(variants):
                 gains = sorted(turn[0] / turn[k] for turn in turns)

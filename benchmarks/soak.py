@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 import pipec
-from benchmarks._ranks import launch, launched, pin, say
+from benchmarks._ranks import is_rank, launch, pin, say
 from pipec.runtime.agreement import exchange
 
 LOSS, ROWS = nn.functional.cross_entropy, 16
@@ -52,7 +52,7 @@ def batch(number: int) -> dict[str, Tensor]:
     }
 
 
-def held() -> dict[str, int]:
+def count_held() -> dict[str, int]:
     """What this process holds now."""
     gc.collect()
     objects = gc.get_objects()
@@ -66,7 +66,7 @@ def held() -> dict[str, int]:
     }
 
 
-def trained(schedule: str, steps: int, every: int, folder: Path) -> list[list[dict[str, int]]]:
+def train(schedule: str, steps: int, every: int, folder: Path) -> list[list[dict[str, int]]]:
     """What every rank holds after every tenth of the steps."""
     model, made = plan(schedule)
     rows = []
@@ -80,14 +80,14 @@ def trained(schedule: str, steps: int, every: int, folder: Path) -> list[list[di
                 pipeline.save(folder)
             if (k + 1) % (steps // 10) == 0:
                 pipeline.evaluate([batch(0), batch(4)])
-                ranks = exchange(held())
+                ranks = exchange(count_held())
                 rows.append(ranks)
                 for rank, row in enumerate(ranks):
-                    say(f"step {k + 1:6}  rank {rank}  {told(row)}")
+                    say(f"step {k + 1:6}  rank {rank}  {format_row(row)}")
     return rows
 
 
-def told(row: dict[str, int]) -> str:
+def format_row(row: dict[str, int]) -> str:
     """What is held, as a line."""
     return (
         f"resident {row['resident'] / 2**20:6.1f} MiB  tensors {row['tensors']:6} B  "
@@ -96,7 +96,7 @@ def told(row: dict[str, int]) -> str:
     )
 
 
-def grown(rows: list[list[dict[str, int]]], steps: int) -> list[str]:
+def find_growth(rows: list[list[dict[str, int]]], steps: int) -> list[str]:
     """What grew from the second tenth to the last, in words."""
     found = []
     for rank, (early, late) in enumerate(zip(rows[1], rows[-1], strict=True)):
@@ -117,13 +117,13 @@ def main() -> int:
     parser.add_argument("--every", type=int, default=100)
     parser.add_argument("--folder")
     given = parser.parse_args()
-    if not launched():
+    if not is_rank():
         with TemporaryDirectory() as folder:
             words = [*sys.argv[1:], "--folder", folder]
             return launch("benchmarks.soak", 2, *words, timeout=7200)
     pin()
-    rows = trained(given.schedule, given.steps, given.every, Path(given.folder))
-    bad = grown(rows, given.steps)
+    rows = train(given.schedule, given.steps, given.every, Path(given.folder))
+    bad = find_growth(rows, given.steps)
     saved = f"{given.steps // given.every} checkpoints"
     say(f"{given.schedule}, {given.steps} steps, {saved}: {'; '.join(bad) or 'nothing grew'}")
     return len(bad)

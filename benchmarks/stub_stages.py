@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor, fx, nn
 
 from benchmarks._models import loss_of
-from benchmarks._ranks import keep, launch, launched, pin, say
+from benchmarks._ranks import is_rank, keep, launch, pin, say
 from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.complete import completed
 from pipec.compiler.driver import make_plan
@@ -158,7 +158,7 @@ def suitable(wanted: Sequence[str], microbatches: int) -> Iterator[tuple[str, Sc
         yield name, compute
 
 
-def run(
+def run_all(
     wanted: Sequence[str], microbatches: int, seconds: float, rounds: int
 ) -> list[dict[str, object]]:
     """A row per schedule."""
@@ -193,12 +193,12 @@ def main() -> int:
     parser.add_argument("--schedules", default="", help="all by default")
     parser.add_argument("--json", help="file for the figures")
     options = parser.parse_args()
-    if not launched():
+    if not is_rank():
         return launch("benchmarks.stub_stages", options.ranks, *sys.argv[1:])
     pin()
     wanted = [n for n in options.schedules.split(",") if n] or list(names())
     with process_group(device="cpu"):
-        rows = run(wanted, options.microbatches, options.milliseconds / 1e3, options.rounds)
+        rows = run_all(wanted, options.microbatches, options.milliseconds / 1e3, options.rounds)
         for what in ("predicted", "asked"):
             errors = [abs(r[what] / r["measured"] - 1) for r in rows]  # type: ignore[operator]
             middle = f"{statistics.median(errors):.2%} in the median, {max(errors):.2%} at worst"

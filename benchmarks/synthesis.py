@@ -24,7 +24,7 @@ from pipec.simulate.times import Times
 GENERATORS = ("1f1b", "gpipe", "1f1b-so", "zb-h1", "zb-h1{memory=2}")
 
 
-def drawn(draw: random.Random) -> tuple[StageCosts, int]:
+def draw_setting(draw: random.Random) -> tuple[StageCosts, int]:
     """One setting."""
     stages, microbatches = draw.randint(2, 32), draw.randint(1, 256)
     f, i, w, saved = ([draw.uniform(0.5, 1.5) for _ in range(stages)] for _ in range(4))
@@ -44,7 +44,7 @@ def main() -> None:
     count, draw = int(sys.argv[1]) if len(sys.argv) > 1 else 500, random.Random(0)
     gaps, ratios, took = [], [], []
     for _ in range(count):
-        costs, m = drawn(draw)
+        costs, m = draw_setting(draw)
         n = len(costs.forward)
         times = Times.of_stages(
             costs.forward, None, costs.input_gradient, costs.weight_gradient, comm=costs.transfer[0]

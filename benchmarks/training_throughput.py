@@ -30,7 +30,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from benchmarks._deepspeed import METHODS, deepspeed_step, find_deepspeed, layers_of
-from benchmarks._ranks import keep, launch, launched, pin, say
+from benchmarks._ranks import is_rank, keep, launch, pin, say
 from benchmarks._uneven import workload
 from benchmarks.prediction import PASSES, node_costs
 from pipec.cluster.cluster import parse_cluster
@@ -84,7 +84,7 @@ class Cell:
         """How many there are."""
         return SCHEDULES[self.schedule]
 
-    def cut(self, model: nn.Module) -> list[str]:
+    def choose_cuts(self, model: nn.Module) -> list[str]:
         """Layers at which equal numbers of layers begin."""
         layers = model.layers
         assert isinstance(layers, nn.ModuleList)
@@ -143,14 +143,14 @@ def ours(cell: Cell, model: nn.Module, x: Tensor, y: Tensor) -> Ours:
         part = slice(k % MICROBATCHES * rows, (k % MICROBATCHES + 1) * rows)
         return dict(zip(names, (x[part], y[part]), strict=True))
 
-    plan = cut_at(graph, cell.cut(model), cluster, cell.schedule)
-    order, bound = bound_of(cell, plan, batch)
+    plan = cut_at(graph, cell.choose_cuts(model), cluster, cell.schedule)
+    order, bound = bound_seconds(cell, plan, batch)
     uniform = bound
     if cell.ours:
         costs = node_costs(graph, batch(0))
         passes = parse_pipeline(PASSES)
         plan = make_plan(graph, parse_cluster(cluster), passes=passes, costs=costs)
-        order, bound = bound_of(cell, plan, batch)
+        order, bound = bound_seconds(cell, plan, batch)
     pipeline = DistributedPipeline(plan, batch, Settings(sgd), schedule=order, device="cpu")
 
     def step() -> float | None:
@@ -160,12 +160,12 @@ def ours(cell: Cell, model: nn.Module, x: Tensor, y: Tensor) -> Ours:
     return Ours(step, bound, uniform)
 
 
-def bound_of(cell: Cell, plan: Plan, batch: Batch) -> tuple[Schedule, float]:
+def bound_seconds(cell: Cell, plan: Plan, batch: Batch) -> tuple[Schedule, float]:
     """A plan's schedule, and the seconds that it takes at least with its stages as measured."""
     order = completed(generate(cell.schedule, cell.stages, MICROBATCHES), plan)
     measured = Profiler(plan, batch, Settings(sgd), clock=time.thread_time).measure(0.5)
     assert plan.costs is not None
-    known = plan.replace(costs=measured.added(plan.costs, "cpu"))
+    known = plan.replace(costs=measured.added(plan.costs, plan, "cpu"))
     return order, simulate(order, plan_facts(known).times(order)).seconds
 
 
@@ -207,7 +207,7 @@ def theirs(cell: Cell, cut: Sequence[str], model: nn.Module, x: Tensor, y: Tenso
     return step
 
 
-def timed(step: Step, repeats: int) -> tuple[float, float | None]:
+def time_step(step: Step, repeats: int) -> tuple[float, float | None]:
     """Seconds of one step, all ranks together, and the last loss."""
     dist.barrier()
     begin, loss = time.perf_counter(), None
@@ -219,7 +219,7 @@ def timed(step: Step, repeats: int) -> tuple[float, float | None]:
 
 def contenders(cell: Cell, model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Step]:
     """The steps of the others, by name."""
-    found = {"torch": theirs(cell, cell.cut(model), copy.deepcopy(model), x, y)}
+    found = {"torch": theirs(cell, cell.choose_cuts(model), copy.deepcopy(model), x, y)}
     layers = layers_of(copy.deepcopy(model))
     if cell.schedule == "1f1b" and layers is not None and find_deepspeed():
         for method in METHODS:
@@ -231,14 +231,14 @@ def contenders(cell: Cell, model: nn.Module, x: Tensor, y: Tensor) -> dict[str, 
 
 def compare(cell: Cell, windows: int, repeats: int) -> dict[str, object]:
     """Medians of all, and of our ratios to the others."""
-    model, x, y = workload(cell.model).seeded(MICROBATCHES)
+    model, x, y = workload(cell.model).make_seeded(MICROBATCHES)
     mine = ours(cell, copy.deepcopy(model), x, y)
     steps = {"pipec": mine.step, **contenders(cell, model, x, y)}
-    losses = {name: timed(step, 2)[1] for name, step in steps.items()}
+    losses = {name: time_step(step, 2)[1] for name, step in steps.items()}
     took: dict[str, list[float]] = {name: [] for name in steps}
     for window in range(windows):
         for name in steps if window % 2 == 0 else reversed(steps):
-            took[name].append(timed(steps[name], repeats)[0])
+            took[name].append(time_step(steps[name], repeats)[0])
     told: list[dict[str, float | None]] = [{}] * dist.get_world_size()
     dist.all_gather_object(told, losses)
     first = took["pipec"]
@@ -278,7 +278,7 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--json", help="file for the figures")
     options = parser.parse_args()
-    if not launched():
+    if not is_rank():
         return launch("benchmarks.training_throughput", 2, *sys.argv[1:])
     pin()
     rows = []

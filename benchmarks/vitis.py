@@ -96,7 +96,7 @@ def process(design: Json, index: int, *, together: bool) -> Process:
         table.append(Run(1, step + first - at, *masks))
         at = step + first
     table.append(Run(1, ends + first - at, 0, finishes))
-    return Process(f"{index}_{record['name']}", _packed(table), tuple(inputs), tuple(outputs))
+    return Process(f"{index}_{record['name']}", _merge_runs(table), tuple(inputs), tuple(outputs))
 
 
 def _accesses(record: Json) -> tuple[int, list[tuple[str, int, int, Steps]]]:
@@ -150,7 +150,7 @@ def _firings(
     yield now, (reads, writes)
 
 
-def _packed(table: Sequence[Run]) -> tuple[Run, ...]:
+def _merge_runs(table: Sequence[Run]) -> tuple[Run, ...]:
     """Equal neighbours as one run."""
     found: list[Run] = []
     for run in table:
@@ -162,7 +162,7 @@ def _packed(table: Sequence[Run]) -> tuple[Run, ...]:
     return tuple(found)
 
 
-def simulated(design: Json, *, together: bool = True) -> int:
+def simulate_design(design: Json, *, together: bool = True) -> int:
     """Cycles of a design as `cosim.latency_max` counts them.
 
     Raises:
@@ -191,7 +191,7 @@ def rows_of(path: Path, *, together: bool = True) -> list[Row]:
             d["design"],
             d["cosim"]["latency_max"],
             d["csynth"]["latency_max"],
-            simulated(d, together=together),
+            simulate_design(d, together=together),
         )
         for d in data["designs"]
     ]

@@ -110,7 +110,7 @@ class Reports:
     @cached_property
     def modules(self) -> list[Name]:
         """Modules that can be priced: they compute, and all that they call can be priced."""
-        return [name for name in self.tables["modules"] if self._known(name)]
+        return [name for name in self.tables["modules"] if self._is_known(name)]
 
     def copies(self, name: Name) -> int:
         """How often a module holds each of its memories."""
@@ -121,10 +121,10 @@ class Reports:
         called = (line for line in self.of("cores", name) if line["kind"] == "module")
         return [((name[0], line["core"]), int(line["count"])) for line in called]
 
-    def _known(self, name: Name) -> bool:
+    def _is_known(self, name: Name) -> bool:
         own = bool(self.of("ops", name)) and bool(self.of("loops", name))
         called = [called for called, _ in self.calls(name)]
-        return (own or bool(called)) and all(self._known(c) for c in called)
+        return (own or bool(called)) and all(self._is_known(c) for c in called)
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,7 @@ def multiplexer(inputs: float) -> float:
     return CHOICE_LUT + 5.5 * (math.ceil(inputs) - 2) if inputs > 1 else 0.0
 
 
-def estimated(reports: Reports, name: Name) -> Resources:
+def estimate(reports: Reports, name: Name) -> Resources:
     """What the estimate says of a module, block RAM of FIFOs left out."""
     shared, copies = Shared.of(reports, name), reports.copies(name)
     total = shared.beside
@@ -196,7 +196,7 @@ def estimated(reports: Reports, name: Name) -> Resources:
     for line in reports.of("fifos", name):
         handshakes = Resources(lut=2 * CHOICE_LUT * unknown)
         parts.append((fifo(line) + handshakes, int(line["count"])))
-    parts += [(estimated(reports, called), count) for called, count in reports.calls(name)]
+    parts += [(estimate(reports, called), count) for called, count in reports.calls(name)]
     for part, count in parts:
         total = Resources(
             *(a + count * b for a, b in zip(astuple(total), astuple(part), strict=True))
@@ -284,7 +284,7 @@ def rows_of(reports: Reports, *, held_back: bool) -> Iterator[Row]:
     """The modules of one half that can be priced."""
     for name in reports.modules:
         if is_held_back(name[0]) == held_back:
-            (line,), found = reports.of("modules", name), estimated(reports, name)
+            (line,), found = reports.of("modules", name), estimate(reports, name)
             yield Row(
                 *name,
                 kind_of(reports, name),

@@ -102,7 +102,7 @@ def locate(entry: Row) -> Path:
     return fetch(entry["package"], entry["version"], entry["file"])
 
 
-def run(entry: Row, worker: "Worker") -> list[Row]:
+def run_model(entry: Row, worker: "Worker") -> list[Row]:
     """The verdicts on one model, one per target."""
     name = (
         entry.get("name") or entry.get("export") or Path(entry.get("file", entry.get("path"))).stem
@@ -129,7 +129,7 @@ class Worker:
         """One verdict per target."""
         found: list[Row] = []
         for target in asked["targets"]:
-            process = self._process = self._process or self._started()
+            process = self._process = self._process or self._start()
             assert process.stdin
             assert process.stdout
             timer = threading.Timer(SECONDS, process.kill)
@@ -148,7 +148,7 @@ class Worker:
             found.append({"target": target, "kind": kind, "reason": why})
         return found
 
-    def _started(self) -> "subprocess.Popen[str]":
+    def _start(self) -> "subprocess.Popen[str]":
         return subprocess.Popen(
             [sys.executable, "-m", "benchmarks._zoo_model"], cwd=ROOT, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
@@ -226,7 +226,7 @@ def main() -> int:
     rows: list[Row] = []
     worker = Worker()
     for entry in chosen:
-        for r in run(entry, worker):
+        for r in run_model(entry, worker):
             print(
                 f"{r['kind']:<10} {r['target']:<6} {r.get('error', 0):.1e} "
                 f"{r.get('seconds', 0):5.1f} s  {r['origin']} {r['model']}  "

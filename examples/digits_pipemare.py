@@ -28,7 +28,7 @@ VARIANTS = {
 }
 
 
-def trained(correction: Correction, warm_up: int, seed: int) -> float:
+def train(correction: Correction, warm_up: int, seed: int) -> float:
     model = network(STAGES, seed=seed)
     plan = plan_of(model, "pipemare", STAGES, UPDATES - warm_up)
     order = completed(generate("pipemare", STAGES, UPDATES - warm_up, slots="concurrent"), plan)
@@ -43,5 +43,5 @@ def trained(correction: Correction, warm_up: int, seed: int) -> float:
 
 
 for name, (correction, warm_up) in VARIANTS.items():
-    print(f"{name:9}", *(f"{trained(correction, warm_up, s):.1%}" for s in SEEDS), flush=True)
+    print(f"{name:9}", *(f"{train(correction, warm_up, s):.1%}" for s in SEEDS), flush=True)
 print("plain    ", *(f"{plain(network(STAGES, seed=s), UPDATES, LR):.1%}" for s in SEEDS))

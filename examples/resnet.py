@@ -64,7 +64,7 @@ def resnet50() -> Factory:
     return resnet((3, 4, 6, 3), bottleneck=True).eval(), (torch.randn(1, 3, 224, 224),)
 
 
-def calibrated(model: nn.Module, images: int = 8) -> nn.Module:
+def calibrate(model: nn.Module, images: int = 8) -> nn.Module:
     """The model with the statistics of random images in its normalisations, so that what it
     computes stays in range although nobody trained it; every channel has weights of its own.
     """
@@ -82,7 +82,7 @@ def write(path: Path) -> None:
     model, example = resnet50()
     with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
         torch.onnx.export(
-            calibrated(model), example, str(path), dynamo=False,
+            calibrate(model), example, str(path), dynamo=False,
             input_names=["image"], output_names=["scores"],
         )  # fmt: skip
 

@@ -73,7 +73,7 @@ def _step(plan: Plan) -> float:
 
 def _cheap(plan: Plan, stage: Stage) -> Iterator[str]:
     """Nodes of other stages that this one should compute for itself."""
-    nodes, fixed = plan.graph.nodes, _fixed(plan.graph)
+    nodes, fixed = plan.graph.nodes, _find_fixed(plan.graph)
     has = {n.name for n in stage.graph.calls}
     waiting = [i.name for i in stage.graph.inputs_of(InputKind.VALUE)]
     while waiting:
@@ -84,7 +84,7 @@ def _cheap(plan: Plan, stage: Stage) -> Iterator[str]:
         has.add(value)
 
 
-def _fixed(graph: Graph) -> dict[str, int]:
+def _find_fixed(graph: Graph) -> dict[str, int]:
     """Placeholders that any stage may read, with the bytes that reading them moves."""
     updated = {o.name for o in graph.outputs_of(OutputKind.BUFFER_UPDATE)}
     found = {}

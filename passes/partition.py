@@ -143,7 +143,7 @@ class PartitionPass(Pass):
         orders = [] if self.layout else self._orders(plan, place)
         if not orders:
             return None
-        return self._predicted(plan, plan.costs, place, orders, counted=counted, below=below)
+        return self._choose_fastest(plan, plan.costs, place, orders, counted=counted, below=below)
 
     def _placement(self, plan: Plan) -> Placement:
         """Where stages run, as the schedule wants it; else stage k on device k."""
@@ -168,7 +168,7 @@ class PartitionPass(Pass):
             return Placement(place.forward)
         return place if place.backward else Placement.together(place.forward)
 
-    def _predicted(
+    def _choose_fastest(
         self,
         plan: Plan,
         costs: CostTable,
@@ -269,7 +269,7 @@ class PartitionPass(Pass):
         links = [_link(cluster, a, b) for a, b in pairwise(place.forward)]
         memory = np.array([min(d.memory_bytes for d in stage) for stage in kinds])
 
-        def solved(memory: FloatArray) -> CutResult:
+        def solve(memory: FloatArray) -> CutResult:
             """The best cut, given the memory of every stage's device."""
             return solve_contiguous(
                 problem,
@@ -280,17 +280,17 @@ class PartitionPass(Pass):
             )
 
         if self.layout:
-            return self._laid_out(plan, problem, _devices(names, memory), links, solved)
-        cut = solved(memory)
+            return self._cut_by_layout(plan, problem, _devices(names, memory), links, solve)
+        cut = solve(memory)
         if _holds(cluster, place, cut):
             return cut
         # the stages of one device add up: give each an equal part of it, where that can be done
         try:
-            return solved(memory / _beside(place))
+            return solve(memory / _beside(place))
         except PartitionError:
             return cut
 
-    def _laid_out(
+    def _cut_by_layout(
         self,
         plan: Plan,
         problem: CostGraph,

@@ -54,38 +54,38 @@ class SchedulePass(Pass):
         if plan.schedule is not None:
             return plan
         if self.generator == "fastest" and plan.trains:
-            return self._explored(plan)
+            return self._explore(plan)
         name = "inference" if self.generator == "fastest" else with_replicas(self.generator, plan)
-        made = self._made(name, plan)
+        made = self._make(name, plan)
         check_placement(plan, made)
         plan = through_host(plan, made)
         return plan.replace(schedule=completed(made, plan))
 
-    def _made(self, name: str, plan: Plan) -> Schedule:
+    def _make(self, name: str, plan: Plan) -> Schedule:
         """The order of compute actions; a generator that asks for costs gets the plan's."""
         options = parsed(name, {})
         if takes_costs(name):
             like = completed(generate("1f1b", len(plan.stages), self.microbatches), plan)
             limits = [d.memory_bytes for d in plan.cluster.devices]
-            options = {**stage_costs(plan_timeline(_timed(plan), like), limits), **options}
+            options = {**stage_costs(plan_timeline(_time_stages(plan), like), limits), **options}
         return generate(plain_name(name), len(plan.stages), self.microbatches, **options)
 
-    def _explored(self, plan: Plan) -> Plan:
+    def _explore(self, plan: Plan) -> Plan:
         """The plan with the best schedule and what was tried to find it."""
         streams = all(d.streams for d in plan.cluster.devices)
         made: dict[str, Schedule | PipecError] = {}
         for name in STREAMING if streams else (*SYNCHRONOUS, SYNTHESIZED):
             try:
-                made[name] = completed(self._made(name, plan), plan)
+                made[name] = completed(self._make(name, plan), plan)
             except PipecError as error:
                 made[name] = error
-        explored = choose_schedule(_timed(plan), made)
+        explored = choose_schedule(_time_stages(plan), made)
         chosen = made[explored[0].schedule]
         assert isinstance(chosen, Schedule)
         return plan.replace(schedule=chosen, explored=explored)
 
 
-def _timed(plan: Plan) -> Plan:
+def _time_stages(plan: Plan) -> Plan:
     """The plan with the seconds of its stages."""
     if plan.timing:
         return plan
@@ -112,13 +112,13 @@ def check_placement(plan: Plan, schedule: Schedule) -> None:
         )
     raise ScheduleError(
         f"schedule {schedule.name} runs stages on other devices than the plan was cut for",
-        got=_placed(wanted),
-        want=_placed(planned),
+        got=_format_placement(wanted),
+        want=_format_placement(planned),
         hint="cut for it: partition{schedule=...}, which compile --schedule does",
     )
 
 
-def _placed(place: Placement) -> str:
+def _format_placement(place: Placement) -> str:
     """Such as ``stages on devices 0, 1, 0, 1``; replicas as ``0+1``."""
     sides = [", ".join("+".join(map(str, d)) for d in p) for p in (place.forward, place.backward)]
     apart = f", backward on {sides[1]}" if place.separate else ""

@@ -67,7 +67,7 @@ def rows() -> list[Row]:
             "a pipeline of N stages holds an N-th of the weights and min(M, N) small microbatches; "
             "the paper's models and batches behind its 4x are not published"),
     ]  # fmt: skip
-    head += [_mixed_pair(m) for m in MODELS] + [
+    head += [_share_pair(m) for m in MODELS] + [
         Row("FPDeep: linear to 60 and 100 FPGAs, 3.4x the energy efficiency of a K80", "FPGAs", "-",
             "another system, named for its place in the line; power is not modelled"),
     ]  # fmt: skip
@@ -80,7 +80,7 @@ def rows() -> list[Row]:
     ]  # fmt: skip
 
 
-def _mixed_pair(model: str) -> Row:
+def _share_pair(model: str) -> Row:
     """What of a model's work the larger of two boards gets, if links are no bound."""
     graph = profile(model)
     assert graph is not None

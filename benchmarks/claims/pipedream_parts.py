@@ -40,9 +40,9 @@ def rows() -> list[Row]:
         return []
     return [
         *(_alone(name, graph) for name, graph in graphs.items()),
-        _replicated("vgg16", graphs["vgg16"], 14.9),
-        _replicated("alexnet", graphs["alexnet"], 6.5),
-        _flushed(graphs["gnmt"]),
+        _compare_replicated("vgg16", graphs["vgg16"], 14.9),
+        _compare_replicated("alexnet", graphs["alexnet"], 6.5),
+        _compare_flush(graphs["gnmt"]),
         *(_bytes(name, graph) for name, graph in graphs.items()),
         *(_share(name, graph) for name, graph in graphs.items()),
         *(_preprint(graphs["vgg16"], *claim) for claim in PREPRINT),
@@ -54,7 +54,7 @@ def rows() -> list[Row]:
     ]  # fmt: skip
 
 
-def _cut(graph: CostGraph, workers: int, link: float) -> CutResult:
+def _cut_straight(graph: CostGraph, workers: int, link: float) -> CutResult:
     """The straight pipeline whose slowest stage or boundary is fastest."""
     return solve_contiguous(
         graph, [Device("accelerator")] * workers, links=Link(link), overlap=True, time_limit=1.0
@@ -70,7 +70,7 @@ def _alone(name: str, graph: CostGraph) -> Row:
     """One stage per worker, no replicas: pipelined against one minibatch at a time."""
     found = []
     for workers, told, link in ((4, "PCIe", PCIE), (8, "25 Gb/s", FAST), (8, "10 Gb/s", SLOW)):
-        cut = _cut(graph, workers, link)
+        cut = _cut_straight(graph, workers, link)
         ratio = _in_turns(graph, cut, link) / cut.max_load
         found.append(f"{ratio:.2f}x on {workers}, {told}")
     return Row(
@@ -81,21 +81,21 @@ def _alone(name: str, graph: CostGraph) -> Row:
     )
 
 
-def _replicated(name: str, graph: CostGraph, claim: float) -> Row:
+def _compare_replicated(name: str, graph: CostGraph, claim: float) -> Row:
     """PipeDream's plan against model parallelism, and against its own plan without pipelining."""
-    plan, cut = plan_replicated(graph, [Level(16, SLOW)]), _cut(graph, 4, PCIE)
+    plan, cut = plan_replicated(graph, [Level(16, SLOW)]), _cut_straight(graph, 4, PCIE)
     alone = _in_turns(graph, cut, PCIE)
     return Row(
         f"with replication {claim}x over model parallelism",
         f"{name}, 16 workers, 10 Gb/s",
         f"{plan.configuration}: {alone / plan.seconds:.1f}x over 4 stages of one server in turn; "
-        f"{_unpipelined(graph, plan) / plan.seconds:.2f}x over the same plan without pipelining",
+        f"{_time_turns(graph, plan) / plan.seconds:.2f}x over the same plan without pipelining",
         "the paper's model parallelism is the unreplicated plan of its own profile; over hybrid "
         "parallelism it claims up to 1.8x",
     )
 
 
-def _unpipelined(graph: CostGraph, plan: ReplicatedPlan) -> float:
+def _time_turns(graph: CostGraph, plan: ReplicatedPlan) -> float:
     """Seconds per minibatch if stages take turns, each with all of its replicas."""
     return sum(s.seconds for s in plan.stages) + 2 * _crossing_of(graph, plan) / SLOW
 
@@ -116,11 +116,11 @@ def _crossing_of(graph: CostGraph, plan: ReplicatedPlan) -> float:
     return sum(_crossing(graph, stage, len(plan.stages)))
 
 
-def _flushed(graph: CostGraph) -> Row:
+def _compare_flush(graph: CostGraph) -> Row:
     """GPipe on the same cut, as many microbatches in a flush as PipeDream has in flight."""
     found = []
     for workers in (4, 8):
-        cut, many = _cut(graph, workers, SLOW), 32 * workers
+        cut, many = _cut_straight(graph, workers, SLOW), 32 * workers
         seconds = np.array(cut.loads) / 3
         times = Times.of_stages(seconds.tolist(), (2 * seconds).tolist())
         steady = simulate(insert_comm(generate("pipedream", workers, many)), times).seconds / many
@@ -147,13 +147,13 @@ def _bytes(name: str, graph: CostGraph) -> Row:
 def _fewer(graph: CostGraph, plan: ReplicatedPlan) -> float:
     """Change of the bytes that are sent per minibatch, against data parallelism on as many."""
     weights = totals(graph)[1]
-    alone = _reduced(weights, sum(s.replicas for s in plan.stages))
+    alone = _reduce_bytes(weights, sum(s.replicas for s in plan.stages))
     own = [float(graph.weight_bytes[list(s.nodes)].sum()) for s in plan.stages]
-    mine = sum(_reduced(w, s.replicas) for w, s in zip(own, plan.stages, strict=True))
+    mine = sum(_reduce_bytes(w, s.replicas) for w, s in zip(own, plan.stages, strict=True))
     return (mine + 2 * _crossing_of(graph, plan)) / alone - 1
 
 
-def _reduced(weights: float, replicas: int) -> float:
+def _reduce_bytes(weights: float, replicas: int) -> float:
     """Bytes that one replica sends to sum a minibatch's gradients."""
     return 2 * (replicas - 1) / replicas * weights
 
@@ -163,7 +163,7 @@ def _share(name: str, graph: CostGraph) -> Row:
     seconds, weights = totals(graph)
     found = []
     for told, link in (("10 Gb/s", SLOW), ("25 Gb/s", FAST)):
-        sync = _reduced(weights, 32) / link
+        sync = _reduce_bytes(weights, 32) / link
         found.append(f"{sync / (sync + seconds):.0%} at {told}")
     return Row(
         "communication is up to 90 % of data parallelism's time", f"{name}, 32 workers",
@@ -177,7 +177,7 @@ def _preprint(
 ) -> Row:  # fmt: skip
     plan = plan_replicated(graph, [Level(workers, link)])
     seconds, weights = totals(graph)
-    parallel = (seconds + _reduced(weights, workers) / link) / workers
+    parallel = (seconds + _reduce_bytes(weights, workers) / link) / workers
     return Row(
         f"preprint: {config}, {alone}x one machine, {bsp}x BSP, communication {-fewer:.0%}",
         f"vgg16, {workers} workers, {told}",
@@ -189,8 +189,8 @@ def _preprint(
 
 def _straight(graph: CostGraph, workers: int, alone: float, bsp: float) -> Row:
     seconds, weights = totals(graph)
-    slowest = max(_cut(graph, workers, FAST).loads)
-    parallel = (seconds + _reduced(weights, workers) / FAST) / workers
+    slowest = max(_cut_straight(graph, workers, FAST).loads)
+    parallel = (seconds + _reduce_bytes(weights, workers) / FAST) / workers
     return Row(
         f"preprint: straight pipeline {alone}x, BSP {bsp}x one machine",
         f"vgg16, {workers} workers, 25 Gb/s",

@@ -92,10 +92,10 @@ def _why(x: float, ratio: float) -> str:
 
 def _pipefb(x: float) -> float:
     """Seconds per minibatch with the best split of the devices."""
-    return min(_split(x, forward) for forward in range(1, DEVICES))
+    return min(_time_split(x, forward) for forward in range(1, DEVICES))
 
 
-def _split(x: float, forward: int) -> float:
+def _time_split(x: float, forward: int) -> float:
     back = DEVICES - forward
     schedule = generate("pipefb", forward, MINIBATCHES, backward_stages=back, publish=4)
     stages = max(forward, back)

@@ -136,8 +136,8 @@ def _stability() -> list[Row]:
         )
     for forward, backward, delta in ((10, 6, 5), (10, 0, 5), (40, 10, 5), (21, 0, 2), (7, 0, 1)):
         plain = _threshold(lambda a, f=forward, b=backward, d=delta: _discrepancy(a, f, b, d))
-        then = _corrected_threshold(forward, backward, delta, lag=backward)
-        now = _corrected_threshold(forward, backward, delta, lag=0)
+        then = _threshold_with_t2(forward, backward, delta, lag=backward)
+        now = _threshold_with_t2(forward, backward, delta, lag=0)
         found.append(
             Row(
                 "T2 enlarges the stable range",
@@ -165,7 +165,7 @@ def _threshold(polynomial: object, top: float = 2.5) -> float:
     return _first_unstable(lambda a: _radius(polynomial(a)), top)
 
 
-def _corrected_threshold(forward: int, backward: int, delta: float, *, lag: int) -> float:
+def _threshold_with_t2(forward: int, backward: int, delta: float, *, lag: int) -> float:
     """Largest stable alpha with T2, whose velocity is ``lag`` updates old."""
     gap = forward - backward
     gamma = 0.135 ** (1 / gap)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.faults.inject import Fault, faults, sealed
+from benchmarks.faults.inject import Fault, faults, reseal
 from benchmarks.faults.models import FILES, MODULES, QUANTISED, make
 from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.driver import emit, make_plan
@@ -34,7 +34,7 @@ class Result:
     how: str
 
 
-def reported(directory: Path, loaded: Loaded, seed: int) -> str:
+def report_of(directory: Path, loaded: Loaded, seed: int) -> str:
     """How verification reports a directory: ``values``, or the error; empty if it is content."""
     try:
         report = verify_artifacts(directory, loaded, seed=seed)
@@ -43,14 +43,14 @@ def reported(directory: Path, loaded: Loaded, seed: int) -> str:
     return "" if report.ok else "values differ"
 
 
-def tried(directory: Path, loaded: Loaded, fault: Fault, scratch: Path, seed: int = 0) -> str:
-    """`reported` of a copy of a clean directory with one fault in it."""
+def try_fault(directory: Path, loaded: Loaded, fault: Fault, scratch: Path, seed: int = 0) -> str:
+    """`report_of` of a copy of a clean directory with one fault in it."""
     copy = scratch / "faulty"
     shutil.rmtree(copy, ignore_errors=True)
     shutil.copytree(directory, copy)
     fault.apply(copy)
-    sealed(copy)
-    return reported(copy, loaded, seed)
+    reseal(copy)
+    return report_of(copy, loaded, seed)
 
 
 def sample(found: list[Fault], most: int, seed: int) -> list[Fault]:
@@ -73,11 +73,11 @@ def runs(most: int, seeds: int, folder: Path, targets: list[str]) -> Iterator[Re
             plan = make_plan(loaded.graph, parse_cluster(DEVICES[target]), target)
             emit(plan, clean)
             for seed in range(seeds):
-                how = reported(clean, loaded, seed)
+                how = report_of(clean, loaded, seed)
                 if how:
                     yield f"{name} {target} seed {seed}: {how}"
             for k, fault in enumerate(sample(faults(clean, target), most, 0)):
-                yield Result(name, target, fault, tried(clean, loaded, fault, folder, k))
+                yield Result(name, target, fault, try_fault(clean, loaded, fault, folder, k))
 
 
 def page(results: list[Result], alarms: list[str], seeds: int) -> str:

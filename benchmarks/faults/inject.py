@@ -47,7 +47,7 @@ class Fault:
     apply: Callable[[Path], None]
 
 
-def sealed(directory: Path) -> None:
+def reseal(directory: Path) -> None:
     """Compute all digests of a changed directory anew, and the keys of stages that can be cut."""
     record = json.loads((directory / PLAN).read_text(encoding="utf-8"))
     with suppress(PipecError):

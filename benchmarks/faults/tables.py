@@ -52,16 +52,16 @@ def _channels(table: Array) -> Array | None:
     return wrong
 
 
-def _rolled(table: Array) -> Array | None:
+def _roll(table: Array) -> Array | None:
     return np.roll(table, 1) if table.ndim == 1 and len(table) > 1 else None
 
 
-def _transposed(table: Array) -> Array | None:
+def _transpose(table: Array) -> Array | None:
     square = table.ndim == 2 and table.shape[0] == table.shape[1]
     return np.ascontiguousarray(table.T) if square else None
 
 
-def _shifted(table: Array) -> Array | None:
+def _shift(table: Array) -> Array | None:
     """One more, of numbers of 8 bits; the largest become one less."""
     if table.dtype.itemsize != 1 or table.dtype.kind == "b" or table.ndim > 1:
         return None
@@ -69,7 +69,7 @@ def _shifted(table: Array) -> Array | None:
     return np.where(table == top, top - 1, table + (table < top)).astype(table.dtype)
 
 
-def _exchanged(table: Array) -> Array | None:
+def _exchange(table: Array) -> Array | None:
     """Two single numbers of 8 bits in each other's place."""
     if table.dtype.itemsize != 1 or table.dtype.kind == "b" or table.size < 4:
         return None
@@ -82,9 +82,9 @@ def _exchanged(table: Array) -> Array | None:
 _KINDS: Mapping[str, Callable[[Array], Array | None]] = {
     "a zeroed table": np.zeros_like,
     "two channels swapped": _channels,
-    "a bias off by one row": _rolled,
+    "a bias off by one row": _roll,
     "a scale x 1.01": lambda t: t * t.dtype.type(1.01) if t.dtype.kind == "f" else None,
-    ZERO_POINT: _shifted,
-    "a transposed matrix": _transposed,
-    "two 8-bit numbers swapped": _exchanged,
+    ZERO_POINT: _shift,
+    "a transposed matrix": _transpose,
+    "two 8-bit numbers swapped": _exchange,
 }

@@ -80,7 +80,7 @@ def loops_in(source: Path, clock_mhz: float) -> list[Interval]:
     Raises:
         BackendError: As `intervals`.
     """
-    found, delays = read(source), Delays(clock_mhz)
+    found, delays = parse(source), Delays(clock_mhz)
     bodies = [(f, found.arrays, delays, found.sizes) for f in found.functions]
     return [i for kind in (_loops, _pauses) for body in bodies for i in kind(*body)]
 
@@ -100,7 +100,7 @@ class Code:
     sizes: dict[str, tuple[int, ...]]
 
 
-def read(source: Path) -> Code:
+def parse(source: Path) -> Code:
     """A kernel as clang reads it; functions of ``links::`` are engines, too.
 
     Raises:
@@ -118,7 +118,7 @@ def read(source: Path) -> Code:
         called = set(_CALLED.findall(headers))
         for path, text in texts.items():
             _collect(arrays, text, called)
-            path.write_text(_translated(text, engines), encoding="utf-8")
+            path.write_text(_translate(text, engines), encoding="utf-8")
         shutil.copy(Path(__file__).with_name("hls_stream.h"), folder)
         for header in ("ap_axi_sdata.h", "ap_int.h"):
             (folder / header).write_text(own_header(f"csim/{header}"), encoding="utf-8")
@@ -154,11 +154,11 @@ def _loops(
         least, cycle = body.recurrence()
         yield Interval(
             function.name, declared, least, cycle, ports, memory, body.unknown,
-            body.depth(declared), _declared(body),
+            body.depth(declared), _sum_depth(body),
         )  # fmt: skip
 
 
-def _declared(body: Body) -> int | None:
+def _sum_depth(body: Body) -> int | None:
     """Pipeline depth by the code; of several loops of one iteration each, the pauses between, too.
 
     None of a loop that no engine counts cycles of.
@@ -183,7 +183,7 @@ def _pauses(
         yield Interval(function.name, pause.declared, least, between, 1, "", pause=True)
 
 
-def _translated(text: str, engines: Collection[str]) -> str:
+def _translate(text: str, engines: Collection[str]) -> str:
     """The source with clang's unrolling; each engine a function, all else a part of one.
 
     Pragmas that make a pipeline or say a distance become calls, which know constants of templates.

@@ -87,8 +87,8 @@ def pauses_in(function: Function) -> Iterator[Pause]:
     for mark in (i for i in function if i.callee == "@pipec_gap"):
         if mark.block in inside:
             continue  # between loops of one iteration, which are the body of another
-        back = _reached(function.flow.reverse(copy=False), mark.block, inside)
-        on = _reached(function.flow, mark.block, inside)
+        back = _find_reached(function.flow.reverse(copy=False), mark.block, inside)
+        on = _find_reached(function.flow, mark.block, inside)
         before = [x for x in inner if x.blocks & _beside(function.flow.reverse(copy=False), back)]
         after = [x for x in inner if x.header in _beside(function.flow, on)]
         if len(before) == len(after) == 1 and before != after:
@@ -99,7 +99,7 @@ def pauses_in(function: Function) -> Iterator[Pause]:
             yield Pause(function.name, mark.numbers[0], before[0], between)
 
 
-def _reached(flow: "nx.DiGraph[str]", start: str, stop: set[str]) -> set[str]:
+def _find_reached(flow: "nx.DiGraph[str]", start: str, stop: set[str]) -> set[str]:
     """Blocks that are reached from one without a way through some others."""
     seen, todo = {start}, [start]
     while todo:
@@ -126,12 +126,12 @@ def longer_cycle(graph: "nx.DiGraph[Instruction]", period: float) -> list[str]:
                 time[b], before[b], moved = time[a] + weight, a, True
         if not moved:
             return []
-        if cycle := _closed(before):
+        if cycle := _find_cycle(before):
             return [i.op if i.op != "call" else f"call {i.callee}" for i in cycle]
     raise AssertionError("longest paths without an end have a cycle")
 
 
-def _closed(before: Mapping[Instruction, Instruction]) -> list[Instruction]:
+def _find_cycle(before: Mapping[Instruction, Instruction]) -> list[Instruction]:
     """A cycle of predecessors, in order; empty if there is none."""
     done: set[Instruction] = set()
     for start in before:

@@ -54,7 +54,7 @@ def count_in_training() -> Count:
     return good, every
 
 
-def shown(found: Count) -> str:
+def format_cell(found: Count) -> str:
     """A cell."""
     good, every = found
     return f"{good:,}" if good == every else f"{good:,} of {every:,}"
@@ -62,7 +62,7 @@ def shown(found: Count) -> str:
 
 def row(name: str, cells: Sequence[Count]) -> str:
     """A line of the table."""
-    return f"{name:14} {' '.join(f'{shown(c):>14}' for c in cells)}".rstrip()
+    return f"{name:14} {' '.join(f'{format_cell(c):>14}' for c in cells)}".rstrip()
 
 
 def main(names: Sequence[str]) -> int:

@@ -21,7 +21,7 @@ from benchmarks.rtl.cases import Case, cases
 from benchmarks.rtl.compare import compare
 from benchmarks.rtl.finn import lines
 from benchmarks.rtl.rigid import prices
-from benchmarks.rtl.simulate import Bench, Observed, Simulator, run
+from benchmarks.rtl.simulate import Bench, Observed, Simulator, run_benches
 from benchmarks.rtl.table import Row, line, summary
 from benchmarks.rtl.tile import Tile
 from benchmarks.rtl.values import as_hex, outputs
@@ -55,7 +55,7 @@ def rows(chosen: Sequence[Case], simulator: Simulator, jobs: int) -> Iterator[Ro
 def batch_rows(batch: Batch, simulator: Simulator) -> list[Row]:
     """Run a few configurations as one model."""
     with tempfile.TemporaryDirectory(prefix="pipec-rtl-") as folder:
-        seen = run([bench for _, bench in batch], Path(folder), simulator, values=True)
+        seen = run_benches([bench for _, bench in batch], Path(folder), simulator, values=True)
     return [
         Row(case, compare(bench, seen[bench.name]), *wrong_values(bench, seen[bench.name]))
         for case, bench in batch

@@ -89,7 +89,7 @@ def between(nest: Nest, reads: int, writes: int, lanes: tuple[int, int] = (1, 1)
     ]
 
 
-def fed_mvu(n: int, rows: int, channels: int, pe: int, simd: int, **more: int | str) -> list[Part]:
+def feed_mvu(n: int, rows: int, channels: int, pe: int, simd: int, **more: int | str) -> list[Part]:
     """A matrix-vector unit between a source and a sink."""
     nest = Mvu(n, rows, 1, channels, pe, simd, **more)  # type: ignore[arg-type]
     reads, writes = n * nest.groups * nest.sf, n * nest.groups * nest.nf
@@ -117,20 +117,20 @@ def mac_cases() -> list[Case]:
         net("mac02", "FINN's MVU 576x64, PE 8, SIMD 16", Net(alone(Mvu(50, 64, 1, 576, 8, 16))), 2),
         net("mac03", "FINN's MVU 128x64, PE 16, SIMD 32", Net(alone(Mvu(20, 64, 1, 128, 16, 32)))),
         net("mac04", "input stationary", Net(alone(Mvu(12, 32, 1, 64, 4, 8, order="B")))),
-        net("mac05", "initiation interval 2", Net(fed_mvu(12, 12, 16, 3, 4), {"unit": 2})),
+        net("mac05", "initiation interval 2", Net(feed_mvu(12, 12, 16, 3, 4), {"unit": 2})),
         net("mac06", "input stationary, interval 3",
-            Net(fed_mvu(12, 12, 16, 3, 4, order="B"), {"unit": 3})),
-        net("mac07", "tiles that overhang: 7x10 by PE 3, SIMD 4", Net(fed_mvu(30, 7, 10, 3, 4))),
+            Net(feed_mvu(12, 12, 16, 3, 4, order="B"), {"unit": 3})),
+        net("mac07", "tiles that overhang: 7x10 by PE 3, SIMD 4", Net(feed_mvu(30, 7, 10, 3, 4))),
         net("mac08", "latency 21, four partial sums",
-            Net(fed_mvu(9, 6, 32, 2, 4, partial=4), latency={"unit": 21})),
-        net("mac09", "two groups", Net(fed_mvu(14, 6, 12, 2, 3, groups=2))),
+            Net(feed_mvu(9, 6, 32, 2, 4, partial=4), latency={"unit": 21})),
+        net("mac09", "two groups", Net(feed_mvu(14, 6, 12, 2, 3, groups=2))),
         net("mac10", "four groups, input stationary, slow source",
-            Net(fed_mvu(14, 6, 12, 2, 3, groups=4, order="B"), {"src": 5})),
-        net("mac11", "slow sink", Net(fed_mvu(14, 12, 12, 2, 3), {"snk": 7})),
+            Net(feed_mvu(14, 6, 12, 2, 3, groups=4, order="B"), {"src": 5})),
+        net("mac11", "slow sink", Net(feed_mvu(14, 12, 12, 2, 3), {"snk": 7})),
         net("mac12", "bursts of results into FIFOs of 2 and a slow sink",
-            Net(fed_mvu(14, 12, 12, 2, 3, order="B"), {"snk": 3}, depths=2)),
-        net("mac13", "all rows at once", Net(fed_mvu(25, 6, 24, 6, 2))),
-        net("mac14", "all of a vector at once", Net(fed_mvu(25, 24, 8, 2, 8))),
+            Net(feed_mvu(14, 12, 12, 2, 3, order="B"), {"snk": 3}, depths=2)),
+        net("mac13", "all rows at once", Net(feed_mvu(25, 6, 24, 6, 2))),
+        net("mac14", "all of a vector at once", Net(feed_mvu(25, 24, 8, 2, 8))),
         net("mac15", "weights from DDR, latency 40, once per vector",
             Net(every, latency={"ddr": 40}, depth={"w": 64})),
         net("mac16", "the same, input stationary, FIFO of 2 behind the DDR",
@@ -338,7 +338,7 @@ def cell_cases() -> list[Case]:
     ]  # fmt: skip
 
 
-def shared(of: int, shares: Sequence[tuple[int, ...]], depth: int, vectors: int) -> Case:
+def share_port(of: int, shares: Sequence[tuple[int, ...]], depth: int, vectors: int) -> Case:
     """Engines with weights from one DDR port, its cycles dealt out by a table of slots."""
     parts: list[Part] = []
     nest = Mvu(vectors, 8, 1, 8, 2, 4, streamed=True)
@@ -367,12 +367,12 @@ def shared(of: int, shares: Sequence[tuple[int, ...]], depth: int, vectors: int)
 def port_cases() -> list[Case]:
     """Ports shared by time slots."""
     found = [
-        shared(2, [(0,), (1,)], 16, 12),
-        shared(4, [(0, 2), (1,), (3,)], 16, 12),
-        shared(8, [(0, 2, 4, 6), (1, 5), (3,), (7,)], 16, 10),
-        shared(8, [(0, 2, 4, 6), (1, 5), (3,), (7,)], 1, 10),
-        shared(16, [(0, 4, 8, 12), (1,), (2, 10)], 4, 8),
-        shared(1, [(0,)], 2, 12),
+        share_port(2, [(0,), (1,)], 16, 12),
+        share_port(4, [(0, 2), (1,), (3,)], 16, 12),
+        share_port(8, [(0, 2, 4, 6), (1, 5), (3,), (7,)], 16, 10),
+        share_port(8, [(0, 2, 4, 6), (1, 5), (3,), (7,)], 1, 10),
+        share_port(16, [(0, 4, 8, 12), (1,), (2, 10)], 4, 8),
+        share_port(1, [(0,)], 2, 12),
     ]
     return [replace(case, name=f"ports{k:02}") for k, case in enumerate(found, 1)]
 
@@ -391,10 +391,10 @@ def rigid_cases() -> list[Case]:
          Net(between(Norm(12, 16, 1, 2, "softmax", (1, 9, 9)), 96, 96, (2, 2)), {"snk": 6}),
          Style.FLUSH),
         ("bursts of results into a slow sink",
-         Net(fed_mvu(14, 12, 12, 2, 3, order="B"), {"snk": 3}), Style.FLUSH),
+         Net(feed_mvu(14, 12, 12, 2, 3, order="B"), {"snk": 3}), Style.FLUSH),
         ("chain, FIFOs of 8", Net(two_layers(), depths=8), Style.STALL),
         ("bursts of results into a slow sink",
-         Net(fed_mvu(14, 12, 12, 2, 3, order="B"), {"snk": 3}), Style.STALL),
+         Net(feed_mvu(14, 12, 12, 2, 3, order="B"), {"snk": 3}), Style.STALL),
         *[
             (f"{what}, FIFOs of {depth}", found, style)
             for style in (Style.FLUSH, Style.STALL)

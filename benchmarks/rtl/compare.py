@@ -99,10 +99,10 @@ def _phases(subject: Json | Tile) -> int:
     return (max(rounds, default=1) - 1) * len(subject["fifos"])
 
 
-def predicted(bench: Bench) -> Trace | None:
+def predict(bench: Bench) -> Trace | None:
     """What the cycle simulator says; None for a deadlock."""
     if isinstance(bench.subject, Tile):
-        return bench.subject.simulated(bench.frames)
+        return bench.subject.simulate(bench.frames)
     processes, depths, initial = network(dict(bench.subject))
     try:
         if bench.style is Style.FREE:
@@ -116,8 +116,8 @@ def predicted(bench: Bench) -> Trace | None:
 
 def compare(bench: Bench, observed: Observed) -> Comparison:
     """Hold a bench's log against the simulator."""
-    trace = predicted(bench)
-    measured = None if observed.deadlocked else _measured(bench, observed)
+    trace = predict(bench)
+    measured = None if observed.deadlocked else _measure(bench, observed)
     if trace is None:
         return Comparison(bench, None, measured)
     simulated = trace.interval, trace.latency
@@ -141,7 +141,7 @@ def compare(bench: Bench, observed: Observed) -> Comparison:
     )
 
 
-def _measured(bench: Bench, observed: Observed) -> tuple[int, int]:
+def _measure(bench: Bench, observed: Observed) -> tuple[int, int]:
     """Interval and latency of the RTL: frames end with the last result of the last engines."""
     if isinstance(bench.subject, Tile):
         last, ends = 1, [observed.frames["store"]]

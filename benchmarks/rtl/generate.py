@@ -146,7 +146,7 @@ def _stream(fifo: Json, wiring: Wiring, style: Style) -> list[str]:
     return lines
 
 
-def _joined(names: Sequence[str]) -> str:
+def _concatenate(names: Sequence[str]) -> str:
     """A concatenation whose first element is the lowest."""
     return "{" + ", ".join(reversed(names)) + "}"
 
@@ -165,17 +165,17 @@ def _engine(number: int, engine: Json, wiring: Wiring, style: Style) -> list[str
         f"  logic {e}_due, {e}_fire, {e}_end, {e}_en;",
         f"  logic [{ni - 1}:0] {e}_need, {e}_iv;",
         f"  logic [{no - 1}:0] {e}_make, {e}_or, {e}_push;",
-        f"  assign {e}_iv = {_joined([f's{k}_valid' for k in ins]) if ins else chr(49)};",
-        f"  assign {e}_or = {_joined([f's{k}_ready' for k in outs])};",
+        f"  assign {e}_iv = {_concatenate([f's{k}_valid' for k in ins]) if ins else chr(49)};",
+        f"  assign {e}_or = {_concatenate([f's{k}_ready' for k in outs])};",
         f"  assign {e}_en = {_enable(e, outs, style)};",
     ]
     inputs = ""
     if ins:
-        data = _joined([f"s{k}_data" for k in ins])
+        data = _concatenate([f"s{k}_data" for k in ins])
         inputs = f".in_valid({e}_iv), .in_data({data}), .need({e}_need), "
     else:
         lines.append(f"  assign {e}_need = 1'b0;")
-    out_data = _joined([f"s{k}_push_data" for k in outs])
+    out_data = _concatenate([f"s{k}_push_data" for k in outs])
     lines.append(
         f"  {unit.module} #({values}) u_{e} (\n"
         f"    .clk(clk), .rst(rst), .en({e}_en), {inputs}.make({e}_make), .out_ready({e}_or),\n"

@@ -4,7 +4,7 @@ import dataclasses
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from benchmarks.rtl.compare import predicted
+from benchmarks.rtl.compare import predict
 from benchmarks.rtl.style import Style
 from benchmarks.rtl.table import Row
 from benchmarks.rtl.tile import Tile
@@ -20,7 +20,7 @@ def prices(rows: Sequence[Row]) -> Iterator[str]:
             continue
         inner = [f["depth"] for f in bench.subject["fifos"] if f["from"] and f["to"]]
         key = bench.style, min(inner)
-        free = predicted(dataclasses.replace(bench, style=Style.FREE))
+        free = predict(dataclasses.replace(bench, style=Style.FREE))
         if free is None:
             continue
         if row.cycles.measured is None:

@@ -100,7 +100,7 @@ def write_sources(benches: Sequence[Bench], folder: Path, *, values: bool = Fals
     return [folder / name for name in texts]
 
 
-def run(
+def run_benches(
     benches: Sequence[Bench], folder: Path, simulator: Simulator, *, values: bool = False
 ) -> dict[str, Observed]:
     """Compile and run benches together.

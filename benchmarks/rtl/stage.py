@@ -12,7 +12,7 @@ import click
 
 from benchmarks.rtl.compare import compare
 from benchmarks.rtl.generate import with_ports, write_reference
-from benchmarks.rtl.simulate import Bench, Simulator, run
+from benchmarks.rtl.simulate import Bench, Simulator, run_benches
 from benchmarks.rtl.style import Style
 from pipec.backends.fpga.stagejson import read_record
 from pipec.errors import PipecError
@@ -33,7 +33,7 @@ def main(stage: Path, frames: int, simulator: str, style: str, write: Path | Non
             write_reference(record, write)
         bench = Bench("stage", with_ports(record), frames, Style(style))
         with tempfile.TemporaryDirectory(prefix="pipec-rtl-") as folder:
-            seen = run([bench], Path(folder), Simulator(simulator))["stage"]
+            seen = run_benches([bench], Path(folder), Simulator(simulator))["stage"]
         found = compare(bench, seen)
     except PipecError as error:
         raise click.ClickException(str(error)) from error

@@ -25,13 +25,13 @@ from pipec.backends.fpga.stagejson import design_of
 NAMES = ("mac07", "mac13", "window16", "norm02")
 
 
-def estimated(record: Json) -> tuple[int, int]:
+def estimate(record: Json) -> tuple[int, int]:
     """Multiply-accumulate units of a stage, and DSPs for them."""
     engines = [e for e in design_of(record).engines if e.nest.units]
     return sum(e.nest.units for e in engines), sum(round(logic(e).dsp) for e in engines)
 
 
-def synthesised(record: Json, name: str) -> tuple[Mapping[str, int], int]:
+def read_cells(record: Json, name: str) -> tuple[Mapping[str, int], int]:
     """Cells by type, and how many DSPs serve products."""
     texts = {k: v for k, v in library().items() if k != "probe.sv"}
     texts[f"{name}.sv"] = stage_verilog(record, name)
@@ -59,8 +59,8 @@ def main(names: tuple[str, ...]) -> None:
     for name in names or NAMES:
         record = chosen[name].make()
         assert not isinstance(record, Tile)
-        units, dsps = estimated(record)
-        cells, products = synthesised(record, name)
+        units, dsps = estimate(record)
+        cells, products = read_cells(record, name)
         latches = sum(n for cell, n in cells.items() if cell.startswith("LD"))
         wrong |= bool(latches) or products != dsps
         luts = sum(n for cell, n in cells.items() if cell.startswith("LUT"))

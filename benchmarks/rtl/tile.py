@@ -66,16 +66,16 @@ class Tile:
         return [
             Process("request", self._each((Run(1, 1, 3, 1),)), ("empty", "credit"), ("ask",),
                     self.latency),
-            Process("bus", self._each(_held(self.load, 1, 3)), ("ask",), ("full", "credit")),
-            Process("array", self._each(_held(self.compute, 3, 3)), ("full", "space"),
+            Process("bus", self._each(_hold(self.load, 1, 3)), ("ask",), ("full", "credit")),
+            Process("array", self._each(_hold(self.compute, 3, 3)), ("full", "space"),
                     ("empty", "done")),
-            Process("store", self._each(_held(self.store, 1, 1)), ("done",), ("space",)),
+            Process("store", self._each(_hold(self.store, 1, 1)), ("done",), ("space",)),
         ]  # fmt: skip
 
     def _each(self, body: Runs) -> Runs:
         return (Loop(self.tiles, body),)
 
-    def simulated(self, frames: int) -> Trace:
+    def simulate(self, frames: int) -> Trace:
         """Cycles of some frames; nothing in it can deadlock."""
         initial = {"empty": self.banks, "credit": self.outstanding, "space": RESULTS}
         room = max(self.banks, self.outstanding, RESULTS)
@@ -83,7 +83,7 @@ class Tile:
         return simulate(self.processes(), depths, frames, initial=initial)
 
 
-def _held(cycles: int, reads: int, writes: int) -> Runs:
+def _hold(cycles: int, reads: int, writes: int) -> Runs:
     """A resource held for some cycles: taken in the first, given back in the last."""
     if cycles == 1:
         return (Run(1, 1, reads, writes),)

@@ -103,7 +103,7 @@ def _vector(values: Sequence[int]) -> str:
     return "{" + ", ".join(f"32'd{v & 0xFFFFFFFF}" for v in reversed(values)) + "}"
 
 
-def _streamed_op(nest: Any, engine: Json) -> int:
+def _find_stream_op(nest: Any, engine: Json) -> int:
     """The operation on two streams, if there is one."""
     found = [OPS.get(step.op, 0) for step in nest.steps if step.operand == "stream"]
     return found[0] if found else 0
@@ -136,7 +136,7 @@ _UNITS = {
     "reduce": _Kind("reduce", "N WINDOW CF KP LANES", {"OP": lambda n, e: REDUCTIONS[n.op]}),
     "map": _Kind(
         "map", "TOKENS LANES",
-        {"NI": lambda n, e: len(e["inputs"]), "OP": _streamed_op,
+        {"NI": lambda n, e: len(e["inputs"]), "OP": _find_stream_op,
          "RELU": lambda n, e: int(any(step.op == "relu" for step in n.steps))},
     ),
     "norm": _Kind(

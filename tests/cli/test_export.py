@@ -14,7 +14,7 @@ import onnxruntime as ort
 import pytest
 from onnx import helper, numpy_helper
 
-from benchmarks._openvino import compiled, find_openvino, placed, two_devices
+from benchmarks._openvino import compile_model, find_openvino, place_model, two_devices
 from pipec.graph.ir import origin
 from pipec.plan.store import load_plan
 from tests.cli.running import Pipec
@@ -157,7 +157,7 @@ def test_openvino_computes_the_model_on_two_devices(pipec: Pipec, tmp_path: Path
     onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=9), path)
     assert pipec("compile", path, "--devices", "2xcpu", "-o", tmp_path / "out").code == 0
     text = pipec("export", tmp_path / "out", "--to", "openvino").out
-    model = compiled(two_devices(), placed(text, path))
+    model = compile_model(two_devices(), place_model(text, path))
     assert model.get_property("HETERO_NUMBER_OF_SUBMODELS") == 2
     x = rng.normal(size=(1, 8, 8, 8)).astype(np.float32)
     (got,) = model([x]).values()

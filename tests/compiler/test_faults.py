@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.faults.__main__ import reported, sample, tried
+from benchmarks.faults.__main__ import report_of, sample, try_fault
 from benchmarks.faults.inject import Fault, faults
 from benchmarks.faults.models import make
 from pipec.cluster.cluster import parse_cluster
@@ -15,13 +15,13 @@ from pipec.compiler.driver import emit, make_plan
 def test_faults_are_reported(tmp_path: Path, model: str, target: str) -> None:
     loaded, clean = make(model, tmp_path), tmp_path / "clean"
     emit(make_plan(loaded.graph, parse_cluster("2xcpu"), target), clean)
-    assert [reported(clean, loaded, seed) for seed in range(6)] == [""] * 6
+    assert [report_of(clean, loaded, seed) for seed in range(6)] == [""] * 6
     nothing = Fault("nothing", "", lambda _: None)
-    assert tried(clean, loaded, nothing, tmp_path, 0) == ""
+    assert try_fault(clean, loaded, nothing, tmp_path, 0) == ""
     found = faults(clean, target)
     assert len({f.kind for f in found}) >= 7
     for seed, fault in enumerate(sample(found, 12, 0)):
-        assert tried(clean, loaded, fault, tmp_path, seed), fault
+        assert try_fault(clean, loaded, fault, tmp_path, seed), fault
 
 
 @pytest.mark.parametrize("target", ["torch", "onnx"])
@@ -29,10 +29,10 @@ def test_faults_of_quantised_models_are_reported(tmp_path: Path, target: str) ->
     """Tables of integers, their scales and zero points; a right plan is not reported."""
     loaded, clean = make("file-qdq-channels", tmp_path), tmp_path / "clean"
     emit(make_plan(loaded.graph, parse_cluster("2xcpu"), target), clean)
-    assert [reported(clean, loaded, seed) for seed in range(3)] == [""] * 3
+    assert [report_of(clean, loaded, seed) for seed in range(3)] == [""] * 3
     kinds = {"a zeroed table", "two channels swapped", "a bias off by one row"}
     kinds |= {"a scale x 1.01", "a zero point + 1", "two 8-bit numbers swapped"}
     found = sample([f for f in faults(clean, target) if f.kind in kinds], 18, 0)
     assert {f.kind for f in found} == kinds
     for seed, fault in enumerate(found):
-        assert tried(clean, loaded, fault, tmp_path, seed), fault
+        assert try_fault(clean, loaded, fault, tmp_path, seed), fault

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import pipec
-from benchmarks.fuzz_ops import admitted, build
+from benchmarks.fuzz_ops import admits, build
 from pipec.errors import GraphError
 from pipec.graph.arguments import table
 from pipec.graph.infer import result_type
@@ -83,7 +83,7 @@ def test_sizes_that_a_kernel_does_not_compare(name: str) -> None:
     def takes(args: tuple[object, ...]) -> bool:
         mask = name.startswith("_scaled") and len(args) == 6
         kwargs = {"attn_mask": args[-1]} if mask else {}
-        return admitted(op, list(args[: len(args) - mask]), kwargs)
+        return admits(op, list(args[: len(args) - mask]), kwargs)
 
     assert takes(sound)
     assert not any(map(takes, hostile))
@@ -93,7 +93,7 @@ def test_sizes_of_an_lstm_that_projects_its_output() -> None:
     op = resolve("aten.lstm.input")
     assert isinstance(op, OpOverload)
     hostile = projected(read=8), projected(made=2), projected(samples=1)
-    assert [admitted(op, list(args), {}) for args in (projected(), *hostile)] == [
+    assert [admits(op, list(args), {}) for args in (projected(), *hostile)] == [
         True,
         *[False] * 3,
     ]

@@ -3,7 +3,7 @@ are real."""
 
 import pytest
 
-from benchmarks.outside_memory import counted
+from benchmarks.outside_memory import collect
 
 
 @pytest.mark.parametrize(("model", "schedule"), [("chain", "zbv"), ("convolutions", "1f1b")])
@@ -12,7 +12,7 @@ def test_malloc_gives_out_what_the_plan_promises(model: str, schedule: str) -> N
 
     Kernels of convolutions take several for themselves.
     """
-    (ways,) = counted(model, [schedule]).values()
+    (ways,) = collect(model, [schedule]).values()
     assert ways.keys() == {"plain", "offload", "recompute"}
     for predicted, got in ways.values():
         assert all(g <= 1.02 * p for p, g in zip(predicted, got, strict=True))

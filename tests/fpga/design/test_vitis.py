@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from benchmarks.vitis import FILE, Json, simulated
+from benchmarks.vitis import FILE, Json, simulate_design
 from benchmarks.vitis_resources import FOLDER, Reports, multiplexer, rows_of
 from pipec.backends.fpga.arithmetic import arithmetic, steps_cost
 from pipec.backends.fpga.memory import bram36, fifo_logic, uram, with_control
@@ -33,7 +33,7 @@ def process(*loops: Json, after: tuple[int, ...] = ()) -> Json:
 @pytest.mark.parametrize("together", [True, False])
 def test_cycles_by_hand(together: bool) -> None:
     def cycles(what: Json) -> int:
-        return simulated(what, together=together)
+        return simulate_design(what, together=together)
 
     alone = process(loop(10, 3, 7))
     assert cycles(design(2, alone)) == 9 * 3 + 7 + 2
@@ -56,7 +56,7 @@ def test_small_designs_meet_co_simulation() -> None:
     assert len(structures) >= 4
     for d in structures.values():
         want = d["cosim"]["latency_max"]
-        assert abs(simulated(d) - want) <= 0.005 * want, d["design"]
+        assert abs(simulate_design(d) - want) <= 0.005 * want, d["design"]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from benchmarks.hls_check.compiled import intervals, loops_in, read
+from benchmarks.hls_check.compiled import intervals, loops_in, parse
 from benchmarks.hls_check.found import Interval, last_name, names_in
 from benchmarks.hls_check.ir import Loop, functions
 from benchmarks.hls_check.operators import Delays
@@ -438,7 +438,7 @@ def test_engines_have_the_additions_that_they_are_priced_with(tmp_path: Path) ->
         cnn(), parse_cluster("1xvcu118"), "fpga", passes=default_passes(schedule="1f1b")
     )
     emit(plan, tmp_path / "out")
-    every = [f for stage in stages_in(tmp_path / "out") for f in read(stage / "src").functions]
+    every = [f for stage in stages_in(tmp_path / "out") for f in parse(stage / "src").functions]
     found: dict[str, list[int]] = defaultdict(list)
     for function in every:
         marks = [i for i in function if i.callee == "@pipec_pipeline"]
@@ -651,7 +651,7 @@ def test_a_packet_follows_another_as_late_as_the_estimate_says(
     for name, text in files_beside(design, [share(design, values, way)], platform=True).items():
         path = tmp_path / Path(name).name
         (path if path.suffix != ".cpp" else path.with_name("stage_top.cpp")).write_text(text)
-    found = read(tmp_path)
+    found = parse(tmp_path)
     bodies = [
         Body(f, part, found.arrays, Delays(clock), found.sizes)
         for f in found.functions

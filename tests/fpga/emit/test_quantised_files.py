@@ -11,7 +11,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 
-from benchmarks._zoo_exports import quantised, write
+from benchmarks._zoo_exports import quantise_file, write
 from pipec.backends.fpga.backend import FpgaBackend
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.designs import designs_of
@@ -64,7 +64,7 @@ def test_convolutions_and_attention(boards: int, tmp_path: Path) -> None:
     example = (torch.from_numpy(frames[0]["x"]),)
     export = partial(write, Both(), example, dynamo=False, opset_version=17, input_names=["x"])
     path = tmp_path / "net.onnx"
-    quantised(export, path, "QOperator", frames, per_channel=True)
+    quantise_file(export, path, "QOperator", frames, per_channel=True)
     backend = FpgaBackend()
     loaded = load(str(path), LoadOptions(**backend.reads))
     cluster = parse_cluster(f"{boards}xzcu102")
@@ -104,7 +104,7 @@ def test_the_bias_of_a_transposed_convolution_is_in_its_sums(stride: int, tmp_pa
     example = (torch.from_numpy(frames[0]["x"]),)
     export = partial(write, model, example, dynamo=False, opset_version=17, input_names=["x"])
     path = tmp_path / "net.onnx"
-    quantised(export, path, "QDQ", frames)
+    quantise_file(export, path, "QDQ", frames)
     backend = FpgaBackend()
     loaded = load(str(path), LoadOptions(**backend.reads))
     options = {"precision": "int8"}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.hls_check.compiled import intervals, read
+from benchmarks.hls_check.compiled import intervals, parse
 from benchmarks.hls_check.found import names_in
 from pipec.backends.fpga.banks import ddr_ports
 from pipec.backends.fpga.csim import build as csim_build
@@ -73,7 +73,7 @@ def test_counters_are_priced_as_they_are(kind: str, tmp_path: Path) -> None:
     """Integer additions of the loops in clang's IR, as `Nest.additions` says within a factor."""
     stage = written(kind, tmp_path / "stage")
     counted = []
-    for function in read(stage / "src").functions:
+    for function in parse(stage / "src").functions:
         marks = [i for i in function if i.callee == "@pipec_pipeline"]
         words = [n for n in names_in(function.name) if n not in ("engine", "detail")]
         if marks and words[:1] == [Nest.KINDS[kind].function or kind]:

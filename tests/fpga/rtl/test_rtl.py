@@ -17,7 +17,7 @@ from benchmarks.rtl.cases import Case, cases, sample_cases
 from benchmarks.rtl.compare import Comparison, compare
 from benchmarks.rtl.finn import MEASURED
 from benchmarks.rtl.generate import quiet_limit, stage_verilog, write_reference
-from benchmarks.rtl.simulate import Bench, Observed, Simulator, run
+from benchmarks.rtl.simulate import Bench, Observed, Simulator, run_benches
 from benchmarks.rtl.stage import main
 from benchmarks.rtl.style import Style
 from benchmarks.rtl.tile import Tile
@@ -52,7 +52,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Observed]:
     found = dict[str, Observed]()
     for name in [*EXACT, *RIGID, *SAMPLES, "ports02"]:
         folder = tmp_path_factory.mktemp(name)
-        found |= run([bench_of(CASES[name])], folder, Simulator.ICARUS, values=True)
+        found |= run_benches([bench_of(CASES[name])], folder, Simulator.ICARUS, values=True)
     return found
 
 
@@ -155,7 +155,7 @@ def test_tile_interval_is_the_largest_cycle_ratio() -> None:
     for case in CASES.values():
         tile = case.make() if case.group == "tile" else None
         if isinstance(tile, Tile):
-            measured = tile.simulated(4).interval / tile.tiles
+            measured = tile.simulate(4).interval / tile.tiles
             assert tile.bound <= measured <= tile.bound + 1
 
 
