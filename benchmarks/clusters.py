@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from benchmarks._megatron import Embedding, Head, Layer
 from pipec.cluster.cluster import Cluster, Link, all_reduce_seconds, parse_cluster
-from pipec.compiler.complete import assembled
+from pipec.compiler.complete import assemble
 from pipec.compiler.pass_manager import parse_pipeline, run_passes
 from pipec.compiler.timeline import timeline_of
 from pipec.cost import silicon as tables
@@ -198,7 +198,7 @@ def predict(row: Row, costs: str) -> float:
         for k in range(row.stages - 1)
         for channel in value(f"s{k}.s{k + 1}", k, k + 1, size, depth=2, gradient=True)
     ]
-    return timeline_of(facts, assembled(order.replace(channels=()), channels)).seconds
+    return timeline_of(facts, assemble(order.replace(channels=()), channels)).seconds
 
 
 def _messages(cluster: Cluster, row: Row) -> dict[str, MessageCost]:

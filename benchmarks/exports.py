@@ -90,7 +90,7 @@ def cut_twice(loaded: Loaded, folder: Path) -> Plan:
     emit(plan, folder / "first")
     stages = backend.load(plan, folder / "first").stages
     took = profile.profile_emitted(plan, stages, loaded.example_inputs, 1.0, time.thread_time)
-    again = took.added(costs, plan, "cpu")
+    again = took.add_to(costs, plan, "cpu")
     plan = make_plan(loaded.graph, parse_cluster(TWO), "onnx", costs=again)
     emit(plan, folder / OURS)
     return plan

@@ -26,7 +26,7 @@ from benchmarks._ranks import pin
 from benchmarks.prediction import PASSES, adam
 from pipec.cli.profile import this_kind
 from pipec.cluster.cluster import parse_cluster
-from pipec.compiler.complete import completed
+from pipec.compiler.complete import complete
 from pipec.compiler.driver import make_plan
 from pipec.compiler.pass_manager import parse_pipeline
 from pipec.compiler.profile import Profiler
@@ -159,7 +159,7 @@ def several_stages(bench: Bench) -> None:
     """Four stages that share one device."""
     plan, batch = bench.plan(4)
     plan = bench.measure(plan, batch)
-    order = completed(generate("interleaved", 4, MICROBATCHES, chunks=4), plan)
+    order = complete(generate("interleaved", 4, MICROBATCHES, chunks=4), plan)
     timeline = plan_timeline(plan, order)
     line("four stages, one device", timeline, bench.time_step(plan, timeline, batch))
 
@@ -168,7 +168,7 @@ def offload(bench: Bench) -> None:
     """GPipe on one stage, with and without saved values in host memory."""
     plain, batch = bench.plan(1)
     compute = generate("gpipe", 1, MICROBATCHES)
-    order = completed(compute, plain)
+    order = complete(compute, plain)
     plan = bench.measure(plain, batch)
     first = plan_timeline(plan, order)
     alone = bench.time_step(plan, first, batch)
@@ -177,7 +177,7 @@ def offload(bench: Bench) -> None:
     moved = InsertOffload(SHARE * before, generator="gpipe", microbatches=MICROBATCHES).run(plain)
     nbytes = sum(slot.nbytes for slot in moved.slots) * MICROBATCHES
     plan = bench.measure(moved, batch)
-    order = completed(compute, plan)
+    order = complete(compute, plan)
     timeline = plan_timeline(plan, order)
     took = bench.time_step(plan, timeline, batch)
     line(f"{nbytes / 1e6:.0f} MB to the host", timeline, took)

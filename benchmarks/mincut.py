@@ -22,7 +22,7 @@ from pipec.autodiff.rewrite import Replays
 from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.driver import make_plan
 from pipec.compiler.pass_manager import parse_pipeline
-from pipec.compiler.residency import StageWork, saved_in_order, stage_work
+from pipec.compiler.residency import StageWork, list_saved, stage_work
 from pipec.compiler.working import values_of
 from pipec.cost.count import count
 from pipec.cost.model import Roofline
@@ -135,7 +135,7 @@ def measure_checkpointing(one: StageWork) -> tuple[float, float]:
 
 def ours(one: StageWork, limit: float) -> tuple[float, float]:
     """(bytes, seconds) of the choice that keeps no more bytes of saved values."""
-    names = saved_in_order(one.training)
+    names = list_saved(one.training)
     nodes = one.training.F.nodes
 
     def bytes_held(again: frozenset[str]) -> float:

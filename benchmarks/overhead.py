@@ -18,7 +18,7 @@ from torch import Tensor, fx, nn
 from benchmarks._models import WORKLOADS, Mlp, loss_of
 from benchmarks._ranks import pin
 from pipec.cluster.cluster import parse_cluster
-from pipec.compiler.complete import completed
+from pipec.compiler.complete import complete
 from pipec.compiler.driver import make_plan
 from pipec.compiler.pass_manager import parse_pipeline
 from pipec.frontends.trace import Loss, trace
@@ -72,7 +72,7 @@ def main() -> int:
     options = parser.parse_args()
     pin()
     plan, batch = plan_of(*WORKLOADS[options.model].make_seeded(1))
-    order = completed(generate("1f1b", 2, 8), plan)
+    order = complete(generate("1f1b", 2, 8), plan)
     real = seconds(LocalPipeline(plan, batch, Settings(sgd), schedule=order), 3)
     per_compute = real / sum(a.kind.is_compute for a in order) * 1e6
     print(f"{options.model}: {per_compute:.0f} us of processor per compute action, all included")
@@ -81,7 +81,7 @@ def main() -> int:
     first = None
     sizes = [int(size) for size in options.sizes.split(",")]
     for size in sizes:
-        order = completed(generate("1f1b", 2, size), plan)
+        order = complete(generate("1f1b", 2, size), plan)
         settings = Settings(None, compiled=nothing)
         rounds = max(1, max(sizes) // size)  # every sample has as many actions
         took = seconds(LocalPipeline(plan, batch, settings, schedule=order), 5, rounds)

@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from benchmarks._models import WORKLOADS, Workload, loss_of
 from benchmarks._ranks import is_rank, keep, launch, pin, say
 from pipec.cluster.cluster import parse_cluster
-from pipec.compiler.complete import completed
+from pipec.compiler.complete import complete
 from pipec.compiler.driver import make_plan
 from pipec.compiler.pass_manager import parse_pipeline
 from pipec.compiler.profile import Profiler
@@ -209,7 +209,7 @@ def cells(name: str, by_stages: dict[int, Plan], batch: Batch, *, processor: boo
     made = []
     for schedule, stages in SCHEDULES.items():
         plan = by_stages[stages]
-        order = completed(generate(schedule, stages, MICROBATCHES), plan)
+        order = complete(generate(schedule, stages, MICROBATCHES), plan)
         pipeline = DistributedPipeline(plan, batch, Settings(adam), schedule=order, device="cpu")
         made.append(Cell(name, stages, order, pipeline, processor=processor))
         made[-1].count()

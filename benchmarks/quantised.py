@@ -196,7 +196,7 @@ def balance(loaded: Loaded, target: str, out: Path) -> list[tuple[float, float]]
         took = [profile.stages[s.cost_key].F for s in plan.stages]
         predicted = slowest([t.interval_seconds for t in plan.timing])
         found.append((slowest(took), predicted))
-        costs = profile.added(costs, plan, "cpu")
+        costs = profile.add_to(costs, plan, "cpu")
     return found
 
 

@@ -24,7 +24,7 @@ from torch import Tensor, fx, nn
 from benchmarks._models import loss_of
 from benchmarks._ranks import is_rank, keep, launch, pin, say
 from pipec.cluster.cluster import parse_cluster
-from pipec.compiler.complete import completed
+from pipec.compiler.complete import complete
 from pipec.compiler.driver import make_plan
 from pipec.compiler.pass_manager import parse_pipeline
 from pipec.compiler.profile import Profiler
@@ -169,7 +169,7 @@ def run_all(
         if stages not in stubs:
             stubs[stages] = Stubs.of(stages, seconds)
         it = stubs[stages]
-        order = completed(compute, it.plan)
+        order = complete(compute, it.plan)
         asked = simulate(order, times_of(stages, seconds)).seconds
         predicted = plan_timeline(it.plan, order).seconds
         pipeline = DistributedPipeline(it.plan, it.batch, it.settings, schedule=order, device="cpu")

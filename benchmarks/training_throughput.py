@@ -34,7 +34,7 @@ from benchmarks._ranks import is_rank, keep, launch, pin, say
 from benchmarks._uneven import workload
 from benchmarks.prediction import PASSES, node_costs
 from pipec.cluster.cluster import parse_cluster
-from pipec.compiler.complete import completed
+from pipec.compiler.complete import complete
 from pipec.compiler.driver import make_plan
 from pipec.compiler.facts import plan_facts
 from pipec.compiler.pass_manager import parse_pipeline
@@ -162,10 +162,10 @@ def ours(cell: Cell, model: nn.Module, x: Tensor, y: Tensor) -> Ours:
 
 def bound_seconds(cell: Cell, plan: Plan, batch: Batch) -> tuple[Schedule, float]:
     """A plan's schedule, and the seconds that it takes at least with its stages as measured."""
-    order = completed(generate(cell.schedule, cell.stages, MICROBATCHES), plan)
+    order = complete(generate(cell.schedule, cell.stages, MICROBATCHES), plan)
     measured = Profiler(plan, batch, Settings(sgd), clock=time.thread_time).measure(0.5)
     assert plan.costs is not None
-    known = plan.replace(costs=measured.added(plan.costs, plan, "cpu"))
+    known = plan.replace(costs=measured.add_to(plan.costs, plan, "cpu"))
     return order, simulate(order, plan_facts(known).times(order)).seconds
 
 

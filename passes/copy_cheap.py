@@ -8,7 +8,7 @@ from torch import fx
 
 from pipec.autodiff.recompute import everything
 from pipec.compiler.backend import load_backend
-from pipec.compiler.complete import completed
+from pipec.compiler.complete import complete
 from pipec.compiler.costing import check_unsent, recut
 from pipec.compiler.pass_base import Pass
 from pipec.compiler.stage_timing import device_of
@@ -68,7 +68,7 @@ def _step(plan: Plan) -> float:
     sent = InsertComm().run(plan)
     timed = sent.replace(timing=load_backend(plan.target).stage_seconds(sent))
     order = generate("inference", len(plan.stages), MICROBATCHES)
-    return plan_timeline(timed, completed(order, timed)).seconds
+    return plan_timeline(timed, complete(order, timed)).seconds
 
 
 def _cheap(plan: Plan, stage: Stage) -> Iterator[str]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from pipec.compiler.pass_base import Pass
-from pipec.compiler.reside import fitted, planned, state_rests
+from pipec.compiler.reside import find_schedule, fit_memory, state_rests
 from pipec.plan.model import Fact, Plan
 
 
@@ -49,8 +49,8 @@ class InsertOffload(Pass):
     def run(self, plan: Plan) -> Plan:
         if self.optimizer:
             plan = state_rests(plan, self.memory_limit, self.generator, self.microbatches)
-        schedule = planned(plan, self.generator, self.microbatches)
-        return fitted(
+        schedule = find_schedule(plan, self.generator, self.microbatches)
+        return fit_memory(
             plan,
             schedule,
             self.memory_limit,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from pipec.compiler.pass_base import Pass
-from pipec.compiler.reside import fitted, planned
+from pipec.compiler.reside import find_schedule, fit_memory
 from pipec.plan.model import Fact, Plan
 
 
@@ -40,7 +40,7 @@ class InsertRecompute(Pass):
     values: Sequence[str] = ()
 
     def run(self, plan: Plan) -> Plan:
-        schedule = planned(plan, self.generator, self.microbatches)
-        return fitted(
+        schedule = find_schedule(plan, self.generator, self.microbatches)
+        return fit_memory(
             plan, schedule, self.memory_limit, recompute=True, host=self.host, values=self.values
         )

@@ -22,7 +22,7 @@ from pipec.compiler.layers import place_layers
 from pipec.compiler.layouts import parse_layout
 from pipec.compiler.outline import Outline
 from pipec.compiler.pass_base import Pass
-from pipec.compiler.problem import placement_problem, shared_work
+from pipec.compiler.problem import placement_problem, share_work
 from pipec.compiler.replicate import with_replicas
 from pipec.cost.table import CostTable
 from pipec.errors import PartitionError, ScheduleError
@@ -265,7 +265,7 @@ class PartitionPass(Pass):
             nothing = np.zeros_like(problem.activation_bytes)
             problem = replace(problem, activation_bytes=nothing)
         kinds = [[cluster.devices[d] for d in stage] for stage in place.forward]
-        problem, names = shared_work(problem, [[d.kind for d in stage] for stage in kinds])
+        problem, names = share_work(problem, [[d.kind for d in stage] for stage in kinds])
         links = [_link(cluster, a, b) for a, b in pairwise(place.forward)]
         memory = np.array([min(d.memory_bytes for d in stage) for stage in kinds])
 

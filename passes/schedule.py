@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from pipec.compiler.backend import load_backend
 from pipec.compiler.choose_schedule import choose_schedule
-from pipec.compiler.complete import completed
+from pipec.compiler.complete import complete
 from pipec.compiler.pass_base import Pass
 from pipec.compiler.replicate import with_replicas
 from pipec.compiler.reside import through_host
@@ -59,13 +59,13 @@ class SchedulePass(Pass):
         made = self._make(name, plan)
         check_placement(plan, made)
         plan = through_host(plan, made)
-        return plan.replace(schedule=completed(made, plan))
+        return plan.replace(schedule=complete(made, plan))
 
     def _make(self, name: str, plan: Plan) -> Schedule:
         """The order of compute actions; a generator that asks for costs gets the plan's."""
         options = parsed(name, {})
         if takes_costs(name):
-            like = completed(generate("1f1b", len(plan.stages), self.microbatches), plan)
+            like = complete(generate("1f1b", len(plan.stages), self.microbatches), plan)
             limits = [d.memory_bytes for d in plan.cluster.devices]
             options = {**stage_costs(plan_timeline(_time_stages(plan), like), limits), **options}
         return generate(plain_name(name), len(plan.stages), self.microbatches, **options)
@@ -76,7 +76,7 @@ class SchedulePass(Pass):
         made: dict[str, Schedule | PipecError] = {}
         for name in STREAMING if streams else (*SYNCHRONOUS, SYNTHESIZED):
             try:
-                made[name] = completed(self._make(name, plan), plan)
+                made[name] = complete(self._make(name, plan), plan)
             except PipecError as error:
                 made[name] = error
         explored = choose_schedule(_time_stages(plan), made)

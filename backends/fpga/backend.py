@@ -274,7 +274,7 @@ class FpgaBackend(Backend):
             *(f"  stage {a.stage}, {describe(a, bounds[a.value])}" for a in found),
         ]
 
-    def prepared(
+    def prepare(
         self, settings: Mapping[str, object], example_inputs: Mapping[str, torch.Tensor]
     ) -> dict[str, object]:
         """In narrow numbers the plan remembers where their ranges are taken from.

@@ -11,7 +11,7 @@ from pipec.compiler.chain import StageRunner
 from pipec.compiler.sizes import check_sizes
 from pipec.errors import BackendError
 from pipec.frontends.base import Loaded
-from pipec.frontends.onnx.axes import declared_axes, grow
+from pipec.frontends.onnx.axes import find_axes, grow
 from pipec.frontends.onnx.files import evaluate_file
 from pipec.frontends.onnx.frontend import Original
 from pipec.frontends.onnx.submodel import Assembler
@@ -47,7 +47,7 @@ class Assembly:
         if self._evaluation.model.digest() != source.sha256:
             raise BackendError("the ONNX file changed while it was compiled", got=source.location)
         self._growth = grow(self._evaluation, (), self._options)
-        self.axes = most_open(declared_axes(self._evaluation, self._options), self._attempt)
+        self.axes = most_open(find_axes(self._evaluation, self._options), self._attempt)
         if self._growth.axes != self.axes.open:  # the last attempt failed
             self._growth = grow(self._evaluation, self.axes.open, self._options)
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from pipec.compiler.sizes import resized_plan
+from pipec.compiler.sizes import resize_plan
 from pipec.graph.axes import Axes
 from pipec.graph.ir import InputKind, tensor
 from pipec.runtime.executor import Batch
@@ -52,7 +52,7 @@ class AnySize:
         key = tuple(map(tuple, shapes.values()))
         if key not in self._known:
             first = self._pipeline.program
-            plan = resized_plan(first.plan, self._axes, shapes)
+            plan = resize_plan(first.plan, self._axes, shapes)
             program = Program.of(plan, first.schedule)
             numbers = {e.add_shape(program) for e in self._pipeline.executors}
             self._known[key] = numbers.pop(), program

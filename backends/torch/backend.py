@@ -17,7 +17,7 @@ from pipec.compiler.chain import StageRunner
 from pipec.compiler.declared import Options, option
 from pipec.compiler.job import Job
 from pipec.compiler.profile import Profile, Profiler
-from pipec.compiler.sizes import resized_plan
+from pipec.compiler.sizes import resize_plan
 from pipec.compiler.stage_timing import sequential_timing
 from pipec.compiler.tolerance import OTHER_KERNELS, REWRITTEN, SAME_KERNELS, rounding_tolerance
 from pipec.errors import BackendError, list_lines
@@ -170,7 +170,7 @@ def _open_stage(plan: Plan, axes: Axes, stage: int) -> OpenStage:
         return OpenStage(graph)
     inputs = plan.graph.inputs_of(InputKind.INPUT)
     planned = {i.name: tensor(plan.graph.node(i.node)).shape for i in inputs}
-    other = resized_plan(plan, axes, axes.shapes(planned, axes.checked[0])).stages[stage]
+    other = resize_plan(plan, axes, axes.shapes(planned, axes.checked[0])).stages[stage]
     return OpenStage(graph, axes.stages[stage], lower(other.graph).graph)
 
 

@@ -102,9 +102,9 @@ def _facts(value: ast.expr | None) -> list[str] | None:
 
 def _import_pass(name: str) -> dict[str, Any]:
     """A pass whose source does not say everything, imported."""
-    from pipec.compiler.pass_manager import known_passes
+    from pipec.compiler.pass_manager import list_passes
 
-    cls = known_passes()[name]
+    cls = list_passes()[name]
     return {
         "name": cls.name,
         "summary": (cls.__doc__ or "").strip().splitlines()[0] if cls.__doc__ else "",

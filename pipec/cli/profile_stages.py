@@ -100,7 +100,7 @@ def _measure(
         stages = read_back(plan, directory).stages
         found = profile_emitted(plan, stages, inputs, given["seconds"])
     if nodes is not None:
-        save_costs(given["output"], found.added(nodes, plan, kind), loaded.graph, machine)
+        save_costs(given["output"], found.add_to(nodes, plan, kind), loaded.graph, machine)
         _tell(plan, found)
         click.echo(f"wrote {given['output']}, times for devices of kind {kind}")
 

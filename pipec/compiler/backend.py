@@ -254,5 +254,5 @@ def settings_of(
         if name in known and not fits(known[name], hint):
             raise BackendError(f"{name}: of another type", got=repr(known[name]), want=hint)
     if isinstance(backend, Prepares):
-        return backend.prepared(known, example_inputs)
+        return backend.prepare(known, example_inputs)
     return known

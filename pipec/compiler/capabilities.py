@@ -18,7 +18,7 @@ from pipec.plan.model import Plan, Stage
 class Prepares(Protocol):
     """Its options depend on the model's example inputs."""
 
-    def prepared(
+    def prepare(
         self, settings: Mapping[str, object], example_inputs: Mapping[str, torch.Tensor]
     ) -> dict[str, object]:
         """What the plan must remember, of the options that were given."""

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from pipec.compiler.facts import shared_weights, trained_bytes
+from pipec.compiler.facts import count_trained, find_shared
 from pipec.compiler.timeline import joint_devices
 from pipec.plan.facts import SharedWeight
 from pipec.plan.model import STATE_WAITS, HostSlot, Plan, ValueChannel
@@ -15,7 +15,7 @@ from pipec.schedule.schedule import Schedule
 from pipec.schedule.steps import insert_reduce, insert_state, insert_steps
 
 
-def completed(compute: Schedule, plan: Plan) -> Schedule:
+def complete(compute: Schedule, plan: Plan) -> Schedule:
     """A schedule of compute actions with everything else that a plan needs.
 
     Adds sends and receives of the plan's channels, copies of saved values that wait in host
@@ -32,18 +32,18 @@ def completed(compute: Schedule, plan: Plan) -> Schedule:
     kept = [c for c in compute.channels if c.kind not in (ChannelKind.F, ChannelKind.B)]
     if compute.placement.separate and plan.differentiated:
         saved = [s.training.saved_bytes for s in plan.stages if s.training]
-        kept = [sized(c, saved, [trained_bytes(s) for s in plan.stages]) for c in kept]
+        kept = [set_bytes(c, saved, [count_trained(s) for s in plan.stages]) for c in kept]
     compute = compute.replace(channels=tuple(kept))  # no gradient may go back: then none is sent
-    return assembled(
+    return assemble(
         compute,
         _channels(plan, training=compute.training),
         host_channels(plan.slots) if compute.training else [],
-        tuple(shared_weights(plan)) if plan.differentiated else (),
+        tuple(find_shared(plan)) if plan.differentiated else (),
         state=plan.options.get(STATE_WAITS, 0),
     )
 
 
-def assembled(
+def assemble(
     compute: Schedule,
     channels: Sequence[Channel],
     slots: Sequence[Channel] = (),
@@ -51,7 +51,7 @@ def assembled(
     *,
     state: object = 0,
 ) -> Schedule:
-    """`completed`, of what stages exchange.
+    """`complete`, of what stages exchange.
 
     Args:
         compute: Of compute actions, without channels of activations and gradients.
@@ -75,7 +75,7 @@ def assembled(
     return schedule
 
 
-def sized(channel: Channel, saved: Sequence[int], trained: Sequence[int]) -> Channel:
+def set_bytes(channel: Channel, saved: Sequence[int], trained: Sequence[int]) -> Channel:
     """A generator's channel from F to B or back, with the bytes that it moves.
 
     Args:

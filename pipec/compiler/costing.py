@@ -62,12 +62,12 @@ def cost_table(plan: Plan, graph: Graph, parts: Parts | None = None) -> CostTabl
         known = before.of(kind) if before else {}
         timed = {n.name: model.seconds(n, counted[n.name], device) for n in new}
         if method[kind] != model.name:
-            timed |= _shared(known, parts)
-        seconds[kind] = _joined(counted, timed, known)
+            timed |= _share(known, parts)
+        seconds[kind] = _join(counted, timed, known)
         if before and kind in before.backward:
             row = before.backward[kind]
-            again = {n: s * counted[n].backward for n, s in timed.items()} | _shared(row, parts)
-            backward[kind] = _joined(counted, again, row)
+            again = {n: s * counted[n].backward for n, s in timed.items()} | _share(row, parts)
+            backward[kind] = _join(counted, again, row)
     stages = before.stages if before else {}
     return CostTable(counted, seconds, method, stages, messages, backward, tabled)
 
@@ -93,11 +93,11 @@ def recut(plan: Plan, graph: Graph, home: Mapping[str, int]) -> Plan:
     )
 
 
-def _joined(
+def _join(
     names: Iterable[str], new: Mapping[str, float], known: Mapping[str, float]
 ) -> dict[str, float]:
     return {n: new[n] if n in new else known[n] for n in names}
 
 
-def _shared(seconds: Mapping[str, float], parts: Parts) -> dict[str, float]:
+def _share(seconds: Mapping[str, float], parts: Parts) -> dict[str, float]:
     return {name: seconds[whole] * share for name, (whole, share) in parts.items()}

@@ -17,7 +17,7 @@ from math import comb, inf
 import numpy as np
 
 from pipec.cluster.device import Device
-from pipec.compiler.complete import assembled, sized
+from pipec.compiler.complete import assemble, set_bytes
 from pipec.compiler.cut_bounds import Bound, Crossing, Work, stage_sums
 from pipec.compiler.outline import Edges, Outline
 from pipec.compiler.timeline import timeline_of
@@ -121,7 +121,7 @@ class CutSearch:
         if len(order) and bounds[order[0]] >= below:
             raise NotFasterError(float(bounds[order[0]]), loose)
         roomy = order[most:][np.argsort(full[order[most:]], kind="stable")][:most].tolist()
-        for number, k in enumerate(chain(self._ranked(cuts, order[:most].tolist()), roomy)):
+        for number, k in enumerate(chain(self._rank(cuts, order[:most].tolist()), roomy)):
             if best is not None and number >= most:
                 break
             if done := best is not None and (self._shortened or bounds[k] >= seconds * _BELOW):
@@ -145,7 +145,7 @@ class CutSearch:
         method = "all contiguous cuts, by their bounds" if done else "boundaries moved"
         return Cut(*best, seconds if done else min(self._least(), seconds), method, loose)
 
-    def _ranked(self, cuts: IntArray, order: list[int]) -> list[int]:
+    def _rank(self, cuts: IntArray, order: list[int]) -> list[int]:
         """As they are; of a long schedule by what fewer microbatches, and twice as many, tell.
 
         Past the warm-up each microbatch adds the same to a step.
@@ -205,8 +205,8 @@ class CutSearch:
         if self._place.separate:
             saved = [int(s.saved) for s in facts.stages]
             trained = [int(s.gradients) for s in facts.stages]
-            bare = bare.replace(channels=tuple(sized(c, saved, trained) for c in bare.channels))
-        order = assembled(bare, channels, (), facts.shared)
+            bare = bare.replace(channels=tuple(set_bytes(c, saved, trained) for c in bare.channels))
+        order = assemble(bare, channels, (), facts.shared)
         return timeline_of(facts, order)
 
     @cached_property
@@ -462,14 +462,14 @@ def _chains(units: Units, stages: int, most: int) -> IntArray | None:
     if (ideals := _ideals(units)) is None:
         return None
     inside = np.array([[i >> u & 1 for u in range(units.size)] for i in ideals], bool)
-    chains = list(islice(_nested(ideals, stages - 1), most + 1))
+    chains = list(islice(_list_chains(ideals, stages - 1), most + 1))
     if len(chains) > most:
         return None
     rows = np.array(chains, np.int64).reshape(len(chains), stages - 1)
     return (stages - 1) - inside[rows].sum(axis=1)  # type: ignore[no-any-return]
 
 
-def _nested(
+def _list_chains(
     ideals: Sequence[int], count: int, start: int = 0, below: int = 0
 ) -> Iterator[tuple[int, ...]]:
     """Tuples of positions of ``count`` ideals, each inside the next."""
@@ -478,7 +478,7 @@ def _nested(
         return
     for k in range(start, len(ideals)):
         if ideals[k] & below == below and ideals[k] != below:
-            for rest in _nested(ideals, count - 1, k + 1, ideals[k]):
+            for rest in _list_chains(ideals, count - 1, k + 1, ideals[k]):
                 yield (k, *rest)
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipec.compiler.complete import completed
+from pipec.compiler.complete import complete
 from pipec.compiler.timeline import plan_timeline
 from pipec.errors import PlanError
 from pipec.plan.model import Plan
@@ -75,7 +75,7 @@ def _longer(plan: Plan, own: Schedule) -> Callable[[int], Schedule]:
     """The plan's schedule with another number of microbatches, as the pass ``schedule`` does."""
 
     def make(microbatches: int) -> Schedule:
-        return completed(generate(own.name, own.stages, microbatches, **own.options), plan)
+        return complete(generate(own.name, own.stages, microbatches, **own.options), plan)
 
     again, mine = make(own.microbatches).columns(), own.columns()
     if not all(np.array_equal(again[name], column) for name, column in mine.items()):

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from pipec.autodiff.model import Training
 from pipec.compiler.residency import stage_work, working_bytes
-from pipec.compiler.stage_timing import device_of, measured_stage
+from pipec.compiler.stage_timing import device_of, find_measured
 from pipec.cost.stage import StageCost
 from pipec.cost.update import OPTIMIZER_COPIES, update_cost
 from pipec.errors import PlanError
@@ -35,29 +35,29 @@ def plan_facts(plan: Plan) -> Facts:
     saved = [{v.name for v in s.training.saved} if s.training else set() for s in plan.stages]
     return Facts(
         plan.cluster,
-        tuple(_trained(plan, s) if trains else _forward(plan, s) for s in plan.stages),
+        tuple(_training(plan, s) if trains else _forward(plan, s) for s in plan.stages),
         trains=trains,
-        shared=tuple(shared_weights(plan)) if trains else (),
+        shared=tuple(find_shared(plan)) if trains else (),
         messages=plan.costs.messages if plan.costs else {},
-        moved_for_w={slot.name: _moved_for_w(plan, slot) for slot in plan.slots} if trains else {},
+        moved_for_w={slot.name: _count_moved(plan, slot) for slot in plan.slots} if trains else {},
         state_waits=plan.state_waits,
         saved_too=tuple(c.name for c in plan.channels if c.value in saved[c.src]),
     )
 
 
-def trained_bytes(stage: Stage) -> int:
+def count_trained(stage: Stage) -> int:
     """Bytes of all parameters of a differentiated stage that get a gradient."""
-    return sum(_trained_sizes(stage))
+    return sum(_list_trained(stage))
 
 
-def _trained_sizes(stage: Stage) -> list[int]:
+def _list_trained(stage: Stage) -> list[int]:
     assert stage.training is not None
     nodes, trained = stage.graph.nodes, set(stage.training.trained)
     parameters = stage.graph.inputs_of(InputKind.PARAMETER)
     return [nbytes(nodes[i.node]) for i in parameters if i.name in trained]
 
 
-def shared_weights(plan: Plan) -> Iterator[SharedWeight]:
+def find_shared(plan: Plan) -> Iterator[SharedWeight]:
     """Weights that several stages of a differentiated plan train."""
     sizes = {i.name: nbytes(s.graph.nodes[i.node]) for s in plan.stages for i in s.graph.inputs}
     for name, readers in plan.tied().items():
@@ -66,17 +66,17 @@ def shared_weights(plan: Plan) -> Iterator[SharedWeight]:
             yield SharedWeight(sizes[name], readers)
 
 
-def summed_bytes(plan: Plan) -> set[int]:
+def list_sums(plan: Plan) -> set[int]:
     """Bytes of everything that devices of a plan add up."""
     if not plan.differentiated or plan.placement is None:
         return set()
     pairs = zip(plan.stages, plan.placement.backward, strict=False)
-    replicated = {trained_bytes(stage) for stage, devices in pairs if len(devices) > 1}
-    return replicated | {int(w.nbytes) for w in shared_weights(plan)}
+    replicated = {count_trained(stage) for stage, devices in pairs if len(devices) > 1}
+    return replicated | {int(w.nbytes) for w in find_shared(plan)}
 
 
 def _forward(plan: Plan, stage: Stage) -> StageFacts:
-    timing, whole = plan.timing[stage.index], measured_stage(plan, stage)
+    timing, whole = plan.timing[stage.index], find_measured(plan, stage)
     cost, weights = whole or StageCost(timing.compute_seconds), float(stage.graph.weight_bytes)
     if plan.trains:  # before it is differentiated: weights, and nothing that is guessed
         return StageFacts(
@@ -93,18 +93,18 @@ def _forward(plan: Plan, stage: Stage) -> StageFacts:
     )
 
 
-def _trained(plan: Plan, stage: Stage) -> StageFacts:
+def _training(plan: Plan, stage: Stage) -> StageFacts:
     assert stage.training is not None
-    timing, trained = plan.timing[stage.index], trained_bytes(stage)
+    timing, trained = plan.timing[stage.index], count_trained(stage)
     hosted = {v for slot in plan.slots if slot.stage == stage.index for v in slot.values}
     return StageFacts(
         _kind(plan, stage),
-        measured_stage(plan, stage) or _estimated(plan, stage, trained),
+        find_measured(plan, stage) or _estimate(plan, stage, trained),
         weights=float(stage.graph.weight_bytes),
         gradients=float(trained),
-        parameters=tuple(map(float, _trained_sizes(stage))),
+        parameters=tuple(map(float, _list_trained(stage))),
         saved=float(stage.training.saved_bytes),
-        saved_for_w=_left_for_w(stage, hosted),
+        saved_for_w=_count_left(stage, hosted),
         together=timing.together_seconds,
         sends=_sends(plan, stage),
     )
@@ -118,7 +118,7 @@ def _sends(plan: Plan, stage: Stage) -> dict[str, float]:
     return {name: known[value] for name, value in (*ways, *back) if value in known}
 
 
-def _estimated(plan: Plan, stage: Stage, trained: int) -> StageCost:
+def _estimate(plan: Plan, stage: Stage, trained: int) -> StageCost:
     timing, training = plan.timing[stage.index], stage.training
     assert training is not None
     update = update_cost(device_of(plan, stage, backward=True), trained)
@@ -141,23 +141,23 @@ def _kind(plan: Plan, stage: Stage) -> str:
     return device_of(plan, stage).kind
 
 
-def read_by_w(training: Training) -> dict[str, int]:
+def list_w_reads(training: Training) -> dict[str, int]:
     """Bytes of every saved value that W reads, by its name in F."""
     nodes = training.W.nodes
     saved = training.W.inputs_of(InputKind.SAVED)
     return {i.name: tensor_nbytes(tensor(nodes[i.node])) for i in saved}
 
 
-def _moved_for_w(plan: Plan, slot: HostSlot) -> float:
+def _count_moved(plan: Plan, slot: HostSlot) -> float:
     """Bytes of a slot that W reads too."""
     training = plan.stages[slot.stage].training
     assert training is not None
-    read = read_by_w(training)
+    read = list_w_reads(training)
     return float(sum(read.get(v, 0) for v in slot.values))
 
 
-def _left_for_w(stage: Stage, hosted: Collection[str]) -> float:
+def _count_left(stage: Stage, hosted: Collection[str]) -> float:
     """What is left for W after I, of what stays on the device."""
     assert stage.training is not None
-    read = read_by_w(stage.training).items()
+    read = list_w_reads(stage.training).items()
     return float(sum(size for name, size in read if name not in hosted))

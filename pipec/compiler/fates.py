@@ -8,7 +8,7 @@ from pipec.autodiff.model import Training
 from pipec.compiler.complete import host_channels
 from pipec.compiler.facts import plan_facts
 from pipec.compiler.residency import StageWork, stage_work
-from pipec.compiler.stage_timing import measured_stage
+from pipec.compiler.stage_timing import find_measured
 from pipec.compiler.timeline import timeline_of
 from pipec.compiler.working import Rewrites
 from pipec.graph.ir import nbytes
@@ -84,7 +84,7 @@ class Foresight:
         Args:
             chosen: What becomes of the values of each stage.
         """
-        told = [self.told(s, fates) for s, fates in enumerate(chosen)]
+        told = [self.forecast(s, fates) for s, fates in enumerate(chosen)]
         plan_channels = self.plan.channels
         facts = replace(
             self.facts,
@@ -105,7 +105,7 @@ class Foresight:
         sizes = {c.name: c for c in slots}
         return like.resized([sizes.get(c.name, c) for c in like.schedule.channels])
 
-    def told(self, stage: int, fates: Fates) -> Told:
+    def forecast(self, stage: int, fates: Fates) -> Told:
         """What is known of a stage."""
         if (stage, fates) not in self._told:
             self._told[stage, fates] = self._tell(stage, fates)
@@ -147,7 +147,7 @@ class Foresight:
 
     @cached_property
     def _measured(self) -> list[bool]:
-        return [measured_stage(self.plan, stage) is not None for stage in self.plan.stages]
+        return [find_measured(self.plan, stage) is not None for stage in self.plan.stages]
 
     @cached_property
     def facts(self) -> Facts:

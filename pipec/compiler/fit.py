@@ -21,9 +21,9 @@ import numpy as np
 import numpy.typing as npt
 
 from pipec.autodiff.model import Training
-from pipec.compiler.complete import completed
+from pipec.compiler.complete import complete
 from pipec.compiler.fates import Fates, Foresight
-from pipec.compiler.residency import StageWork, saved_in_order
+from pipec.compiler.residency import StageWork, list_saved
 from pipec.compiler.timeline import plan_timeline, timeline_of
 from pipec.compiler.working import WorkingBytes, together, values_of
 from pipec.errors import PassError, PipecError
@@ -62,7 +62,7 @@ class Residency(Fates):
     @classmethod
     def of(cls, training: Training, choice: Choice) -> Self:
         """A choice by the names of the values."""
-        names = saved_in_order(training)
+        names = list_saved(training)
         again = np.flatnonzero(choice.decision == RECOMPUTE).tolist()
         slots = tuple((s.depth, tuple(names[v] for v in s.values)) for s in choice.slots)
         return cls(frozenset(names[v] for v in again), slots, choice)
@@ -154,7 +154,7 @@ class Fit:
     tried: list[Sequence[Fates]] = field(default_factory=list, init=False)
     _known: dict[tuple[int, float], Residency] = field(default_factory=dict, init=False)
 
-    def solved(self) -> Foreseen | None:
+    def solve(self) -> Foreseen | None:
         """Choices whose plan, simulated, keeps every limit; None where it is not found so.
 
         Raises:
@@ -165,7 +165,7 @@ class Fit:
         while True:
             chosen = [self._choice(s, room, floors) for s in range(len(self.plan.stages))]
             self.tried.append(chosen)
-            timeline = self.simulated(chosen)
+            timeline = self.simulate(chosen)
             over = self.over(timeline)
             if over.max() <= 0:
                 return Foreseen(chosen, timeline)
@@ -173,7 +173,7 @@ class Fit:
             if turn >= _ROUNDS or all(s in floors for s in self._stages_of(worst)):
                 return None
             eager = 1 + turn / 4  # little is left when this no longer helps
-            held = room if apart else self._summed([r.choice.peak_bytes for r in chosen])
+            held = room if apart else self._sum([r.choice.peak_bytes for r in chosen])
             room = np.where(over > 0, np.minimum(room, held) - eager * over, room)
 
     def allowing(self, recompute: bool, host: bool) -> Self:
@@ -183,15 +183,15 @@ class Fit:
         other.__dict__.update(known)
         return other
 
-    def made(self, chosen: Sequence[Fates]) -> Fitted:
+    def make(self, chosen: Sequence[Fates]) -> Fitted:
         """The plan with a choice, and what it takes."""
         plan, order = self.apply(chosen)
         return Fitted(chosen, plan_timeline(plan, order), plan, order)
 
-    def simulated(self, chosen: Sequence[Fates]) -> Timeline:
+    def simulate(self, chosen: Sequence[Fates]) -> Timeline:
         """What the plan takes with a choice."""
         if self.schedule.placement.separate:
-            return self.made(chosen).timeline
+            return self.make(chosen).timeline
         return self.foresight.timeline(chosen)
 
     @cached_property
@@ -201,7 +201,7 @@ class Fit:
 
     def able(self, stage: int) -> list[Able]:
         """The saved values of a stage; they leave if something else runs before they are read."""
-        problem, names = self._problems[stage], saved_in_order(self._works[stage].training)
+        problem, names = self._problems[stage], list_saved(self._works[stage].training)
         pairs = zip(names, problem.nbytes.tolist(), problem.recompute.tolist(), strict=True)
         shares = any(len(self._stages_of(d)) > 1 for d in self._homes[stage])
         leaves = problem.bandwidth > 0 and (shares or problem.flight > 1)
@@ -259,7 +259,7 @@ class Fit:
     def _stages_of(self, device: int) -> list[int]:
         return [s for s, home in enumerate(self._homes) if device in home]
 
-    def _summed(self, of_stage: Sequence[float]) -> Floats:
+    def _sum(self, of_stage: Sequence[float]) -> Floats:
         """Per device the sum over its stages."""
         devices = range(self.schedule.devices)
         return np.array([sum(of_stage[s] for s in self._stages_of(d)) for d in devices])
@@ -270,7 +270,7 @@ class Fit:
         Where forward and backward run on two devices, what is left without any.
         """
         if not self.schedule.placement.separate:
-            return self._summed(self._wanted) - np.maximum(self.over(self.plain), 0.0)
+            return self._sum(self._wanted) - np.maximum(self.over(self.plain), 0.0)
         light = [replace(c, nbytes=0) if c.kind in _SAVED else c for c in self.schedule.channels]
         bare = timeline_of(self.foresight.facts, self.schedule.replace(channels=tuple(light)))
         left: Floats = self.limits - np.array(bare.peak_bytes)
@@ -286,9 +286,9 @@ class Fit:
         return max(float(left * self._wanted[stage] / whole if whole else left), 0.0)
 
     def _choice(self, stage: int, room: Floats, floors: dict[int, float]) -> Residency:
-        """As `_chosen`; a stage that fits in no way is named, with its device."""
+        """As `_choose`; a stage that fits in no way is named, with its device."""
         try:
-            return self._chosen(stage, room, floors)
+            return self._choose(stage, room, floors)
         except DoesNotFitError as error:
             device = min(self._homes[stage], key=lambda d: room[d])
             limit = self.limits[device]
@@ -302,7 +302,7 @@ class Fit:
                 hint=error.hint,
             ) from error
 
-    def _chosen(self, stage: int, room: Floats, floors: dict[int, float]) -> Residency:
+    def _choose(self, stage: int, room: Floats, floors: dict[int, float]) -> Residency:
         """The choice for a stage; the least that it can hold where it has not that much room."""
         place, training = self.schedule.placement, self._works[stage].training
         cap = min(self._cap(room, floors, stage, d) for d in place.forward[stage])
@@ -398,8 +398,8 @@ class Fit:
 
     def refusal(self) -> PassError:
         """That no choice fits, with the one of those that were tried which is nearest to it."""
-        chosen = min(self.tried, key=lambda t: self.over(self.simulated(t)).max())
-        found = self.made(chosen)
+        chosen = min(self.tried, key=lambda t: self.over(self.simulate(t)).max())
+        found = self.make(chosen)
         device = int(self.over(found.timeline).argmax())
         peak, limit = found.timeline.peak_bytes[device], self.limits[device]
         allowed = {"move": self.host, "be recomputed": self.recompute}
@@ -425,7 +425,7 @@ class Fit:
                 compute = generate(other, n, count, **options)
                 if compute.placement != self.schedule.placement:
                     continue
-                peaks = np.array(plan_timeline(plan, completed(compute, plan)).peak_bytes)
+                peaks = np.array(plan_timeline(plan, complete(compute, plan)).peak_bytes)
             except PipecError:
                 continue
             if (peaks <= self.limits).all():

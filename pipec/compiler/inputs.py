@@ -94,7 +94,7 @@ def choose_inputs(
             found = _run(original, inputs, seed)
         except FrontendError:
             continue
-        steady = partial(_settled, original, inputs, found, tolerance=tolerance / trials)
+        steady = partial(_is_steady, original, inputs, found, tolerance=tolerance / trials)
         if not floating or (_finite(found) and all(steady(seed + k) for k in range(trials))):
             return inputs, found
     inputs = draw(graph, examples, seed)
@@ -115,7 +115,7 @@ def _finite(found: Tensors) -> bool:
     return all(bool(t.isfinite().all()) for t in found.values() if t.is_floating_point())
 
 
-def _settled(
+def _is_steady(
     original: Callable[[Tensors], dict[str, Tensor]],
     inputs: Tensors,
     found: Tensors,
@@ -125,7 +125,7 @@ def _settled(
 ) -> bool:
     """Whether inputs that are rounded once more give the same, within the tolerance."""
     generator = torch.Generator().manual_seed(seed)
-    again = _run(original, {n: rounded(x, generator) for n, x in inputs.items()}, seed)
+    again = _run(original, {n: round_off(x, generator) for n, x in inputs.items()}, seed)
     return all(
         float((again[n].double() - t.double()).detach().abs().max())
         <= tolerance * float(t.detach().double().abs().max())
@@ -134,7 +134,7 @@ def _settled(
     )
 
 
-def rounded(t: Tensor, generator: torch.Generator) -> Tensor:
+def round_off(t: Tensor, generator: torch.Generator) -> Tensor:
     """Floats, each off by up to one rounding of its own: what cancels each other does no more."""
     if not t.is_floating_point():
         return t
@@ -160,10 +160,10 @@ def draw(
     """
     below = table_sizes(graph)
     generator = torch.Generator().manual_seed(seed)
-    return {n: _drawn(x, kind, below.get(n), generator) for n, x in examples.items()}
+    return {n: _draw(x, kind, below.get(n), generator) for n, x in examples.items()}
 
 
-def _drawn(example: Tensor, kind: Floats, below: int | None, generator: torch.Generator) -> Tensor:
+def _draw(example: Tensor, kind: Floats, below: int | None, generator: torch.Generator) -> Tensor:
     shape, dtype = example.shape, example.dtype
     if example.numel() == 0 or dtype.is_complex:
         return example.clone()
@@ -199,12 +199,12 @@ def table_sizes(graph: Graph) -> dict[str, int]:
     """Input to the rows of the smallest table that its numbers pick from, where they do."""
     nodes = graph.nodes
     found = {
-        i.name: min(_picked(nodes[i.node]), default=0) for i in graph.inputs_of(InputKind.INPUT)
+        i.name: min(_tables(nodes[i.node]), default=0) for i in graph.inputs_of(InputKind.INPUT)
     }
     return {name: size for name, size in found.items() if size > 0}
 
 
-def _picked(start: fx.Node) -> Iterator[int]:
+def _tables(start: fx.Node) -> Iterator[int]:
     """Sizes of the tables that the numbers of a node pick rows of, the node's shifts taken off."""
     todo, seen = [(start, 0)], set[tuple[fx.Node, int]]()
     while todo:

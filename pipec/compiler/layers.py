@@ -45,7 +45,7 @@ def layers_of(graph: Graph) -> Layers:
         PartitionError: No node knows the module that it came from.
     """
     paths = [origin(n).name.strip("/").replace("/", ".") for n in graph.calls]
-    numbered = {p: _numbered(p) for p in set(paths)}
+    numbered = {p: _cut_at_number(p) for p in set(paths)}
     around = {
         ".".join(parts[:k]) for path in numbered.values() for parts in [path.split(".")]
         for k in range(len(parts))
@@ -61,7 +61,7 @@ def layers_of(graph: Graph) -> Layers:
     return Layers(tuple(names), np.array(of, np.int64), chosen or tuple(range(len(names))))
 
 
-def _numbered(path: str) -> str:
+def _cut_at_number(path: str) -> str:
     """The path up to its first number; nothing if it has none."""
     parts = path.split(".")
     at = next((k for k, part in enumerate(parts) if part.isdigit()), None)

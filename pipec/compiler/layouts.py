@@ -54,7 +54,7 @@ def parse_layout(text: str) -> Layout:
     if re.fullmatch(r"\s*\d+(\s*,\s*\d+)*\s*", text):
         counts = tuple(int(part) for part in text.split(","))
         return Layout(counts, 0, len(counts) - 1)
-    letters = _expanded(text)
+    letters = _expand(text)
     order = letters.replace("|", "")
     if not re.fullmatch(r"E?t*m*L?", order) or not order.strip("EL"):
         raise PartitionError(
@@ -69,7 +69,7 @@ def parse_layout(text: str) -> Layout:
     return Layout(tuple(s.count("t") + s.count("m") for s in stages), first, last)
 
 
-def _expanded(text: str) -> str:
+def _expand(text: str) -> str:
     """Repeats written out, innermost first; commas and blanks left out."""
     letters = re.sub(r"[,\s]", "", text)
     for pattern in (_GROUP, _LETTER):

@@ -14,7 +14,7 @@ import numpy as np
 
 from pipec.compiler.fates import Fates
 from pipec.compiler.fit import Fit
-from pipec.compiler.residency import saved_in_order
+from pipec.compiler.residency import list_saved
 from pipec.schedule.action import ActionKind
 from pipec.simulate.timeline import Timeline
 from pipec.simulate.times import Float
@@ -44,7 +44,7 @@ def by_lifespan(fit: Fit) -> list[list[Fates]]:
 
 def until_it_fits(fit: Fit, depth: int) -> list[Fates] | None:
     """Values leave the devices that are too full, in slots of a depth, until none is."""
-    names = [saved_in_order(w.training) for w in fit.foresight.works]
+    names = [list_saved(w.training) for w in fit.foresight.works]
     homes, gone = fit.schedule.placement.forward, [0] * len(names)
     order = np.argsort(-lifespans(fit.plain), kind="stable").tolist()
     left = {d: [s for s in order if d in homes[s] for _ in names[s]]

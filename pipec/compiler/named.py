@@ -13,7 +13,7 @@ from pipec.autodiff.model import Training
 from pipec.autodiff.recompute import everything
 from pipec.autodiff.rewrite import lineage, reads_trained
 from pipec.compiler.fates import Fates
-from pipec.compiler.residency import saved_in_order
+from pipec.compiler.residency import list_saved
 from pipec.errors import PassError
 from pipec.graph.eager import is_tape
 from pipec.graph.ir import origin
@@ -22,7 +22,7 @@ from pipec.schedule.in_flight import in_flight
 from pipec.schedule.schedule import Schedule
 
 
-def named_fates(
+def choose_named(
     plan: Plan, schedule: Schedule, patterns: Sequence[str], *, host: bool
 ) -> list[Fates]:
     """What becomes of the saved values of every stage.
@@ -80,7 +80,7 @@ def _recomputable(training: Training, values: Sequence[str], *, alike: bool) -> 
     And, where B may have other weights than F (not ``alike``), without weights.
     """
     saved, found = {v.name for v in training.saved}, set[str]()
-    for name in saved_in_order(training):
+    for name in list_saved(training):
         if name in values:
             steps = lineage(training, name, saved - found - {name})
             calls = [n for n in steps if n.op == "call_function"]

@@ -107,7 +107,7 @@ class Outline:
         weights, trained, shared = self._weights(of, len(rows))
         if self.trains:
             found = [
-                self._trained(*stage, split=split, counted=self._counted or place.separate)
+                self._training(*stage, split=split, counted=self._counted or place.separate)
                 for stage in zip(rows, kinds, behind, weights, trained, strict=True)
             ]
         else:
@@ -176,7 +176,7 @@ class Outline:
         items = [u.name for u in reader.users if u.target is operator.getitem]
         return not self._needs.isdisjoint([reader.name, *items])
 
-    def _trained(
+    def _training(
         self,
         row: Sequence[str],
         kind: str,
@@ -208,8 +208,8 @@ class Outline:
             weights,
             gradients=sum(trained),
             parameters=tuple(trained),
-            saved=self._saved(names) if counted else 0.0,
-            saved_for_w=self._left_for_w(names) if counted and split else None,
+            saved=self._count_saved(names) if counted else 0.0,
+            saved_for_w=self._count_left(names) if counted and split else None,
         )
 
     def _forward(
@@ -275,11 +275,11 @@ class Outline:
             if i.kind.is_weight
         ]
 
-    def _saved(self, row: frozenset[str]) -> float:
+    def _count_saved(self, row: frozenset[str]) -> float:
         """Bytes of what the backward of these calls reads of their forward."""
-        return self._kept(row, (r for name in row for r in self._reads.get(name, ())))
+        return self._count_kept(row, (r for name in row for r in self._reads.get(name, ())))
 
-    def _left_for_w(self, row: frozenset[str]) -> float:
+    def _count_left(self, row: frozenset[str]) -> float:
         """Bytes of what W of these calls reads: of their forward, of I, of gradients received.
 
         I computes whatever a backward of another stage reads, and all that this needs; gradients of
@@ -293,9 +293,9 @@ class Outline:
         early |= {u for n in early for u in n.users if u.target is operator.getitem}
         late = (mine & passed) - early
         read = {r for n in late for r in n.all_input_nodes if r not in late}
-        return self._kept(row, read | {n for n in early if not passed.issuperset(n.users)})
+        return self._count_kept(row, read | {n for n in early if not passed.issuperset(n.users)})
 
-    def _kept(self, row: frozenset[str], read: Iterable[fx.Node]) -> float:
+    def _count_kept(self, row: frozenset[str], read: Iterable[fx.Node]) -> float:
         """Bytes of what is read; a view of these calls' own is made again of what it views."""
         stack, seen, size = list(read), set[fx.Node](), 0
         while stack:

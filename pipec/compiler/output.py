@@ -108,7 +108,7 @@ def _take_place(temporary: Path, path: Path) -> None:
     if not path.exists():
         temporary.rename(path)
         return
-    if _exchanged(temporary, path):
+    if _exchange(temporary, path):
         return
     aside = temporary.with_name(temporary.name + _ASIDE)
     path.rename(aside)
@@ -120,7 +120,7 @@ def _take_place(temporary: Path, path: Path) -> None:
     shutil.rmtree(aside, ignore_errors=True)
 
 
-def _exchanged(one: Path, other: Path) -> bool:
+def _exchange(one: Path, other: Path) -> bool:
     """Let two directories change names at once (``renameat2``); False where that is not known."""
     try:
         rename = ctypes.CDLL(None, use_errno=True).renameat2

@@ -24,7 +24,7 @@ def parse_pipeline(text: str) -> list[Pass]:
     return [_pass_class(name).from_text(options) for name, options in parse_list(text, PassError)]
 
 
-def known_passes() -> dict[str, type[Pass]]:
+def list_passes() -> dict[str, type[Pass]]:
     """Name to class of every registered pass."""
     return {name: _pass_class(name) for name in registry.entries("pipec.passes")}
 
@@ -73,7 +73,7 @@ def run_passes(passes: Sequence[Pass], plan: Plan, observe: Observer | None = No
         before, start = plan, time.perf_counter()
         try:
             with user_code("the pass failed", error=PassError):
-                plan = _made(p, before)
+                plan = _run_pass(p, before)
                 verify(plan, before=before)
         except PipecError as error:
             error.add_note(f"in pass {p}, after {', '.join(done) or 'no other pass'}")
@@ -87,7 +87,7 @@ def run_passes(passes: Sequence[Pass], plan: Plan, observe: Observer | None = No
     return plan
 
 
-def _made(p: Pass, before: Plan) -> Plan:
+def _run_pass(p: Pass, before: Plan) -> Plan:
     made: object = p.run(before)
     if isinstance(made, Plan):
         return made

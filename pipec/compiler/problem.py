@@ -68,7 +68,7 @@ def _work(graph: Graph, costs: CostTable, kind: str, *, training: bool) -> Float
     return forward + [backward[n.name] for n in graph.calls]
 
 
-def shared_work(problem: CostGraph, kinds: Sequence[Sequence[str]]) -> tuple[CostGraph, list[str]]:
+def share_work(problem: CostGraph, kinds: Sequence[Sequence[str]]) -> tuple[CostGraph, list[str]]:
     """The problem with device classes for stages that several devices share as replicas.
 
     Args:

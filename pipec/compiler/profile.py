@@ -23,8 +23,8 @@ from msgspec import convert, to_builtins
 from pipec.compiler.backend import load_backend
 from pipec.compiler.capabilities import TimesNodes
 from pipec.compiler.chain import StageRunner, run_chain
-from pipec.compiler.complete import completed
-from pipec.compiler.facts import summed_bytes
+from pipec.compiler.complete import complete
+from pipec.compiler.facts import list_sums
 from pipec.cost.count import count
 from pipec.cost.measure import Measuring, Progress, measure_costs
 from pipec.cost.stage import Figure, MessageCost, StageCost
@@ -69,10 +69,10 @@ class Profile:
         """
         if plan.costs is None:
             raise CostError("the plan has no costs of its nodes", want="the pass annotate-cost")
-        timed = plan.replace(costs=self.added(plan.costs, plan, kind))
+        timed = plan.replace(costs=self.add_to(plan.costs, plan, kind))
         return timed.replace(timing=load_backend(plan.target).stage_seconds(timed))
 
-    def added(self, costs: CostTable, plan: Plan, kind: str) -> CostTable:
+    def add_to(self, costs: CostTable, plan: Plan, kind: str) -> CostTable:
         """A table with these costs too, those of devices of one kind.
 
         Of an inference each node's seconds are scaled, so that those of a stage add up to what the
@@ -144,7 +144,7 @@ def profile_emitted(
     """
     seconds: dict[int, list[float]] = {s.index: [] for s in plan.stages}
 
-    def timed(index: int, run: StageRunner) -> StageRunner:
+    def watch(index: int, run: StageRunner) -> StageRunner:
         """The stage, whose seconds are noted."""
 
         def call(values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -155,7 +155,7 @@ def profile_emitted(
 
         return call
 
-    watched = [timed(s.index, run) for s, run in zip(plan.stages, stages, strict=True)]
+    watched = [watch(s.index, run) for s, run in zip(plan.stages, stages, strict=True)]
     deque(run_chain(plan, watched, inputs), maxlen=0)  # not counted: caches are cold
     until = clock() + budget * len(plan.stages)
     for found in seconds.values():
@@ -163,7 +163,7 @@ def profile_emitted(
     while not seconds[0] or clock() < until:
         deque(run_chain(plan, watched, inputs), maxlen=0)
     return Profile(
-        _merged([{s.cost_key: StageCost(statistics.median(seconds[s.index]))} for s in plan.stages])
+        _merge([{s.cost_key: StageCost(statistics.median(seconds[s.index]))} for s in plan.stages])
     )
 
 
@@ -174,7 +174,7 @@ def message_sizes(plan: Plan) -> list[int]:
     """
     sizes = sorted({c.nbytes for c in plan.channels if c.nbytes > _SHORT})
     step = max(1, (len(sizes) + 6) // 7)
-    return sorted({_SHORT, *sizes[::step], *sizes[-1:], *summed_bytes(plan)})
+    return sorted({_SHORT, *sizes[::step], *sizes[-1:], *list_sums(plan)})
 
 
 class Profiler:
@@ -231,11 +231,11 @@ class Profiler:
             stage = self._plan.stages[index]
             key = stage.cost_key
             found.append({key: _cost(index, samples, *self._workspace[index])})
-            sends = [_pooled(samples, kind, index, first=None) for kind in _SENDS]
+            sends = [_pool(samples, kind, index, first=None) for kind in _SENDS]
             handling += [s for part in sends for s in part]
         if not self._grouped:
-            return Profile(_merged(found))
-        return self._shared(_merged(found), statistics.median(handling or [0.0]))
+            return Profile(_merge(found))
+        return self._share(_merge(found), statistics.median(handling or [0.0]))
 
     def _stage(self, index: int, budget: float) -> dict[str, Samples]:
         """One stage's rows, each while the other ranks measure theirs; nothing beyond the last."""
@@ -272,7 +272,7 @@ class Profiler:
             row.round()
         waiting.wait()
 
-    def _shared(self, mine: dict[str, StageCost], handling: float) -> Profile:
+    def _share(self, mine: dict[str, StageCost], handling: float) -> Profile:
         """Everybody's stages, and messages between the first two ranks."""
         device, messages = self._device.torch, None
         if self._world > 1:
@@ -284,14 +284,14 @@ class Profiler:
                 messages = replace(messages, slots=self._transport.slots)
         told = exchange(to_builtins([mine, messages]))
         parts, found = [convert(part, dict[str, StageCost]) for part, _ in told], told[0][1]
-        return Profile(_merged(parts), convert(found, MessageCost | None))
+        return Profile(_merge(parts), convert(found, MessageCost | None))
 
 
 def _larger(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
     return {name: max(one.get(name, 0), other.get(name, 0)) for name in {**one, **other}}
 
 
-def _pooled(
+def _pool(
     samples: Mapping[str, Samples], kind: ActionKind, stage: int, *, first: bool | None
 ) -> list[float]:
     """Seconds of a kind of action in all rows; only of first ones, of later ones, or of both."""
@@ -314,9 +314,9 @@ def _cost(
 
     def every(name: str, kind: ActionKind, *, first: bool | None = None) -> list[float]:
         """Of one row, if it was run."""
-        return _pooled({n: s for n, s in samples.items() if n == name}, kind, stage, first=first)
+        return _pool({n: s for n, s in samples.items() if n == name}, kind, stage, first=first)
 
-    forward = statistics.median(_pooled(samples, _K.F, stage, first=None))
+    forward = statistics.median(_pool(samples, _K.F, stage, first=None))
     if "inference" in samples:
         return StageCost(forward, workspace=workspace, kernels=kernels)
     making = every("1f1b", _K.B, first=True) + every("pipedream", _K.B)
@@ -348,10 +348,10 @@ def _rows(plan: Plan) -> dict[str, Schedule]:
     if plan.trains and any(len(stages) > 1 for stages in plan.tied().values()):
         names = names[:2]
     count = len(plan.stages)
-    return {name: completed(generate(name, count, max(4, count)), plan) for name in names}
+    return {name: complete(generate(name, count, max(4, count)), plan) for name in names}
 
 
-def _merged(parts: Sequence[Mapping[str, StageCost]]) -> dict[str, StageCost]:
+def _merge(parts: Sequence[Mapping[str, StageCost]]) -> dict[str, StageCost]:
     keys = dict.fromkeys(key for part in parts for key in part)
     return {key: _mean([part[key] for part in parts if key in part]) for key in keys}
 

@@ -76,27 +76,27 @@ class Search:
 
     def best(self, starts: Sequence[Sequence[Fates]]) -> Tried | None:
         """From choices that fit and others; if none does, the nearest is one that `fit` tried."""
-        nothing = self.tried((KEPT,) * len(self.fit.plan.stages))
+        nothing = self.simulate((KEPT,) * len(self.fit.plan.stages))
         every = [*self.fit.tried, *starts]
         if self.fit.host:
             every += by_lifespan(self.fit)
         if not nothing.over:
             return nothing
         plain = (tuple(Fates(f.recompute, f.slots) for f in chosen) for chosen in every)
-        first = [nothing, *map(self.tried, plain)]
+        first = [nothing, *map(self.simulate, plain)]
         if self.fit.recompute and all(t.over for t in first):
-            first += map(self.tried, self.by_segments())
+            first += map(self.simulate, self.by_segments())
         first = [*dict.fromkeys(first)]
         nearest = sorted((t for t in first if t.over), key=lambda t: t.order)[:2]
         fits = [t for t in first if not t.over]
-        fits += [t for at in (nothing, *nearest) if (t := self.emptied(at)) is not None]
+        fits += [t for at in (nothing, *nearest) if (t := self.make_room(at)) is not None]
         best = self.faster(min(fits, key=lambda t: t.order, default=None), nothing)
         if best is None:
             least = min(self.known.values(), key=lambda t: self.fit.over(t.timeline).max())
             self.fit.tried.append(least.stages)
         return best
 
-    def tried(self, chosen: Choice) -> Tried:
+    def simulate(self, chosen: Choice) -> Tried:
         """A choice, simulated."""
         if chosen not in self.known:
             ahead, stages = self.fit.foresight, enumerate(chosen)
@@ -107,7 +107,7 @@ class Search:
             self.known[chosen] = Tried(chosen, timeline, self.limits)
         return self.known[chosen]
 
-    def emptied(self, at: Tried) -> Tried | None:
+    def make_room(self, at: Tried) -> Tried | None:
         """A choice that fits, by the changes that gain the most for their time."""
         while at.over and self.work > WORK / 2:
             found = [t for t in self.near(at) if t.over < at.over]
@@ -161,7 +161,7 @@ class Search:
             depth = {name: d for d, names in fates.slots for name in names}
             depth |= dict.fromkeys(fates.recompute, -1)
             of = [(depth.get(name, -2), *alike) for name, *alike in self.fit.able(stage)]
-            found.append((self.fit.foresight.told(stage, fates).facts.cost.B, *sorted(of)))
+            found.append((self.fit.foresight.forecast(stage, fates).facts.cost.B, *sorted(of)))
         return tuple(found)
 
     def near(self, at: Tried) -> Iterator[Tried]:
@@ -170,10 +170,10 @@ class Search:
         every.sort(key=lambda e: -e[1].seconds if e[1].name in at.stages[e[0]].recompute else 0)
         for stage, value in every:
             order = [v.name for v in self.fit.able(stage)]
-            for other in _changed(at.stages[stage], value, order):
+            for other in _change(at.stages[stage], value, order):
                 if self.work <= 0:
                     return
-                yield self.tried((*at.stages[:stage], other, *at.stages[stage + 1 :]))
+                yield self.simulate((*at.stages[:stage], other, *at.stages[stage + 1 :]))
 
     def by_segments(self) -> Iterator[Choice]:
         """Every so many values are kept, the others computed again, where devices are too full."""
@@ -190,21 +190,21 @@ class Search:
             yield tuple(chosen)
 
 
-def _changed(fates: Fates, able: Able, order: Sequence[str]) -> Iterator[Fates]:
+def _change(fates: Fates, able: Able, order: Sequence[str]) -> Iterator[Fates]:
     """The same with another fate of one value."""
     name, again, leaves = able.name, able.seconds < inf, able.leaves
     depths = [depth for depth, names in fates.slots if name in names]
-    without = Fates(fates.recompute - {name}, _moved(fates.slots, name, None, order))
+    without = Fates(fates.recompute - {name}, _move(fates.slots, name, None, order))
     if name in fates.recompute or depths:
         yield without
     if again and name not in fates.recompute:
         yield replace(without, recompute=without.recompute | {name})
     for depth in range(3) if leaves else ():
         if depth not in depths:
-            yield replace(without, slots=_moved(without.slots, name, depth, order))
+            yield replace(without, slots=_move(without.slots, name, depth, order))
 
 
-def _moved(slots: Slots, name: str, depth: int | None, order: Sequence[str]) -> Slots:
+def _move(slots: Slots, name: str, depth: int | None, order: Sequence[str]) -> Slots:
     """Slots after one value left all, or went to the first of a depth."""
     found = [(d, tuple(n for n in names if n != name)) for d, names in slots]
     if depth is not None:

@@ -9,13 +9,13 @@ from dataclasses import replace
 import numpy as np
 
 from pipec.autodiff.rewrite import offload, recompute_values
-from pipec.compiler.complete import completed, host_channels
+from pipec.compiler.complete import complete, host_channels
 from pipec.compiler.fates import Fates, host_slots
 from pipec.compiler.fit import Apply, Fit, Fitted, Foreseen
-from pipec.compiler.named import named_fates
+from pipec.compiler.named import choose_named
 from pipec.compiler.refine import Search
 from pipec.compiler.replicate import with_replicas
-from pipec.compiler.residency import saved_in_order, stage_work
+from pipec.compiler.residency import list_saved, stage_work
 from pipec.compiler.timeline import plan_timeline
 from pipec.compiler.working import Rewrites
 from pipec.cost.table import CostTable
@@ -35,7 +35,7 @@ LIMIT = "memory_limit"
 """Name of the plan's option that remembers what a memory pass was told to keep."""
 
 
-def planned(plan: Plan, generator: str, microbatches: int) -> Schedule:
+def find_schedule(plan: Plan, generator: str, microbatches: int) -> Schedule:
     """The plan's schedule, or a named one where it has none yet.
 
     Raises:
@@ -49,10 +49,10 @@ def planned(plan: Plan, generator: str, microbatches: int) -> Schedule:
     if plan.schedule is not None:
         return plan.schedule
     name = with_replicas(generator, plan)
-    return completed(generate(name, len(plan.stages), microbatches), plan)
+    return complete(generate(name, len(plan.stages), microbatches), plan)
 
 
-def fitted(
+def fit_memory(
     plan: Plan,
     schedule: Schedule,
     limit: float | None,
@@ -91,7 +91,7 @@ def fitted(
         )
     if limit is not None:
         plan = plan.replace(options={**plan.options, LIMIT: float(limit)})
-    fit = Fit(plan, schedule, limit, applied(plan, schedule), recompute, host)
+    fit = Fit(plan, schedule, limit, make_applier(plan, schedule), recompute, host)
     if schedule.placement.separate:
         _check_apart(schedule, host=host)
     elif not fit.needed:
@@ -119,7 +119,7 @@ def state_rests(
                 got=f"device {device.kind}",
                 want="devices with a way to host memory, and target torch",
             )
-    order = planned(plan, generator, microbatches)
+    order = find_schedule(plan, generator, microbatches)
     count, tried = int((order.kind <= ActionKind.W).sum()), list[tuple[Plan, Timeline]]()
     for beside in [0, *(1 << k for k in range((count // order.devices).bit_length()))]:
         then = insert_state(order, beside) if beside else order
@@ -164,7 +164,7 @@ def best(fit: Fit) -> Fitted:
     found = _best(fit)
     if found is None:
         raise fit.refusal()
-    return fit.made(found.stages)
+    return fit.make(found.stages)
 
 
 def _best(fit: Fit) -> Foreseen | None:
@@ -177,7 +177,7 @@ def _best(fit: Fit) -> Foreseen | None:
             fits.append(found)
         fit.tried.extend(narrower.tried)
     if all(f.timeline.seconds > fit.plain.seconds for f in fits):
-        if found := fit.solved():
+        if found := fit.solve():
             fits.append(found)
         if not apart and (found := Search(fit).best([f.stages for f in fits])):
             fits.append(found)
@@ -188,7 +188,7 @@ def _with_named(plan: Plan, schedule: Schedule, patterns: Sequence[str], *, host
     """The plan with saved values that the user names computed again, or in host memory."""
     if schedule.placement.separate and host:
         raise PassError("all that is saved leaves already", got=f"schedule {schedule.name}")
-    made, order = applied(plan, schedule)(named_fates(plan, schedule, patterns, host=host))
+    made, order = make_applier(plan, schedule)(choose_named(plan, schedule, patterns, host=host))
     return made.replace(schedule=None if plan.schedule is None else order)
 
 
@@ -209,7 +209,7 @@ def _check_apart(schedule: Schedule, *, host: bool) -> None:
         )
 
 
-def applied(plan: Plan, schedule: Schedule) -> Apply:
+def make_applier(plan: Plan, schedule: Schedule) -> Apply:
     """What makes the plan with a choice, and its schedule.
 
     Where forward and backward run on two devices all that is saved leaves: in slots, unless it
@@ -218,7 +218,7 @@ def applied(plan: Plan, schedule: Schedule) -> Apply:
     apart = schedule.placement.separate
     direct = apart and all(c.kind is not ChannelKind.H for c in schedule.channels)
 
-    def applied(chosen: Sequence[Fates]) -> tuple[Plan, Schedule]:
+    def apply(chosen: Sequence[Fates]) -> tuple[Plan, Schedule]:
         """The plan with a choice, and its schedule."""
         if apart:
             pairs = zip(plan.stages, chosen, strict=True)
@@ -230,9 +230,9 @@ def applied(plan: Plan, schedule: Schedule) -> Apply:
         compute = generate(
             schedule.name, len(plan.stages), schedule.microbatches, **schedule.options
         )
-        return new, completed(compute, new)
+        return new, complete(compute, new)
 
-    return applied
+    return apply
 
 
 def through_host(plan: Plan, schedule: Schedule) -> Plan:
@@ -269,7 +269,7 @@ def through_host(plan: Plan, schedule: Schedule) -> Plan:
 def _all(stage: Stage, residency: Fates) -> tuple[tuple[int, tuple[str, ...]], ...]:
     """The slots of a residency, what is saved for its recomputation in the last one too."""
     assert stage.training is not None
-    names = saved_in_order(recompute_values(stage.training, residency.recompute))
+    names = list_saved(recompute_values(stage.training, residency.recompute))
     *first, (depth, _) = residency.slots or ((2, ()),)
     before = {name for _, values in first for name in values}
     last = tuple(name for name in names if name not in before)
@@ -285,7 +285,7 @@ def _with(plan: Plan, chosen: Sequence[Fates]) -> Plan:
         if stage.training is not None
         for slot in host_slots(stage.index, stage.training, r)
     ]
-    stages = tuple(_rewritten(stage, r, slots) for stage, r in pairs)
+    stages = tuple(_rewrite(stage, r, slots) for stage, r in pairs)
     costs = _costs(plan, stages, chosen)
     return plan.replace(stages=stages, slots=tuple(slots), timeline=None, costs=costs)
 
@@ -304,7 +304,7 @@ def _costs(plan: Plan, stages: Sequence[Stage], chosen: Sequence[Fates]) -> Cost
     return replace(plan.costs, stages=found)
 
 
-def _rewritten(stage: Stage, residency: Fates, slots: list[HostSlot]) -> Stage:
+def _rewrite(stage: Stage, residency: Fates, slots: list[HostSlot]) -> Stage:
     assert stage.training is not None
     training = recompute_values(stage.training, residency.recompute)
     mine = {s.name: s.values for s in slots if s.stage == stage.index}

@@ -70,7 +70,7 @@ class StageWork:
         return sum(self.forward[n.name] for n in calls)
 
 
-def saved_in_order(training: Training) -> list[str]:
+def list_saved(training: Training) -> list[str]:
     """Saved values that stay on the device, in the order in which F produces them."""
     names = {v.name for v in training.saved}
     return [n for n in training.F.nodes if n in names]

@@ -113,7 +113,7 @@ def check_sizes(
     return replace(axes, checked=tuple(ran))
 
 
-def resized_plan(plan: Plan, axes: Axes, shapes: Shapes) -> Plan:
+def resize_plan(plan: Plan, axes: Axes, shapes: Shapes) -> Plan:
     """A plan whose stages are for other shapes of the model's inputs.
 
     Args:

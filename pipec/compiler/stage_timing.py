@@ -31,7 +31,7 @@ def sequential_timing(plan: Plan) -> tuple[StageTiming, ...]:
     return tuple(_stage(plan, stage) for stage in plan.stages)
 
 
-def measured_stage(plan: Plan, stage: Stage) -> StageCost | None:
+def find_measured(plan: Plan, stage: Stage) -> StageCost | None:
     """What was measured of a stage on its kind of device; None if nothing was."""
     if plan.costs is None or not plan.costs.stages:
         return None
@@ -60,7 +60,7 @@ def _stage(plan: Plan, stage: Stage) -> StageTiming:
     if plan.costs is None or plan.placement is None:
         raise PlanError("stages cannot be timed yet", want="costs and a placement")
     kind, behind = (device_of(plan, stage, backward=b).kind for b in (False, True))
-    table, whole = plan.costs.of(kind), measured_stage(plan, stage)
+    table, whole = plan.costs.of(kind), find_measured(plan, stage)
     graph, training = lower(stage.graph).graph, bool(plan.graph.outputs_of(OutputKind.LOSS))
     seconds = {n: table.get(n.name, 0.0) for n in graph.calls}
     backward = plan.costs.backward_of(behind) if training else {}

@@ -88,7 +88,7 @@ def joint_devices(shared: Sequence[SharedWeight], schedule: Schedule) -> tuple[D
     if not schedule.rule.flush or not place.backward:
         return ()
     groups: list[set[int]] = []
-    for _, stages in _shared(shared, place):
+    for _, stages in _select(shared, place):
         group = set(_homes(place, stages))
         overlapping = [g for g in groups if g & group]
         groups = [g for g in groups if not g & group] + [group.union(*overlapping)]
@@ -122,7 +122,7 @@ def _with_processors(facts: Facts, schedule: Schedule, times: Times) -> Times:
             (dst, c.dst, _READER[c.kind], MessageCost.receiving),
         )
         for device, stage, kinds, seconds in ends if src != dst else ():
-            for cost in _measured(facts, (device,)):
+            for cost in _find_measured(facts, (device,)):
                 for kind in kinds:
                     taken[kind][stage] += seconds(cost, c.nbytes)
     step = tuple(taken.pop(_K.STEP))
@@ -134,7 +134,7 @@ def _seconds(facts: Facts, schedule: Schedule, number: int, channel: Channel, tu
     src, dst = _ends(schedule, number, turn)
     if src == dst:
         return 0.0
-    if found := _measured(facts, (src, dst)):
+    if found := _find_measured(facts, (src, dst)):
         return max(cost.on_the_way(channel.nbytes) for cost in found)
     seconds = facts.stages[channel.src].sends.get(channel.name)
     return facts.cluster.link(src, dst).seconds(channel.nbytes) if seconds is None else seconds
@@ -178,7 +178,7 @@ def _steps(facts: Facts, schedule: Schedule, times: Times) -> tuple[float, ...]:
         found[stage] -= known.cost.step * (1 - _longest_share(known, devices))
     if facts.state_waits and not schedule.state_beside:
         found = [s + 2 * copy for s, copy in zip(found, _state(facts, schedule), strict=True)]
-    for size, stages in _shared(facts.shared, place):
+    for size, stages in _select(facts.shared, place):
         devices = _homes(place, stages)
         first = {min(s for s in stages if d in place.backward[s]) for d in devices}
         for stage in first:
@@ -200,7 +200,7 @@ def _longest_share(stage: StageFacts, devices: Devices) -> float:
     return max(shares(stage.parameters, len(devices)))
 
 
-def _shared(shared: Sequence[SharedWeight], place: Placement) -> Iterator[tuple[float, list[int]]]:
+def _select(shared: Sequence[SharedWeight], place: Placement) -> Iterator[tuple[float, list[int]]]:
     for weight in shared:
         yield weight.nbytes, [s for s in weight.stages if s < len(place.backward)]
 
@@ -213,12 +213,12 @@ def _all_reduce(facts: Facts, devices: Devices, nbytes: float) -> float:
     """By what was measured between two devices of each kind, else over their links."""
     if len(devices) < 2:
         return 0.0
-    found = [cost.all_reduce(nbytes, len(devices)) for cost in _measured(facts, devices)]
+    found = [cost.all_reduce(nbytes, len(devices)) for cost in _find_measured(facts, devices)]
     measured = [seconds for seconds in found if seconds is not None]
     return max(measured) if measured else facts.cluster.all_reduce(devices, nbytes)
 
 
-def _measured(facts: Facts, devices: Devices) -> list[MessageCost]:
+def _find_measured(facts: Facts, devices: Devices) -> list[MessageCost]:
     """What was measured of messages between devices of the kinds of these."""
     kinds = {facts.cluster.devices[d].kind for d in devices}
     return [facts.messages[kind] for kind in sorted(kinds) if kind in facts.messages]

@@ -204,9 +204,9 @@ def verify_stages(
     frames = check.frames()
     compared: list[Comparison] = []
     for number, given, originals in frames:
-        found = check.compared(given, originals)
+        found = check.compare(given, originals)
         if number is not None and not all(c.ok for c in found):
-            found = check.compared(*check.chosen(number, STEEP_TRIALS))
+            found = check.compare(*check.choose(number, STEEP_TRIALS))
         compared += found
     sizes = compare_sizes(
         plan, emitted.stages, reference, emitted.axes, tolerance, seed, traced=emitted.traced,
@@ -267,7 +267,7 @@ class _Check:
         if inputs is None and not self.plan.trains:
             count = len(KINDS) * (FRAMES if self.model.inner else 1)
             numbers = range(count * self.seed, count * (self.seed + 1))
-            return [(k, *self.chosen(k)) for k in numbers]
+            return [(k, *self.choose(k)) for k in numbers]
         inputs = draw(graph, self.model.example_inputs, self.seed) if inputs is None else inputs
         return [(None, inputs, self._as_written(inputs))]
 
@@ -276,7 +276,7 @@ class _Check:
         torch.manual_seed(self.seed)
         return self.model.original(inputs)
 
-    def chosen(self, number: int, trials: int = 1) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def choose(self, number: int, trials: int = 1) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Inputs that suit the model, by a seed, and what it makes of them."""
         graph, original = self.model.graph, self.model.original
         if draws(graph):
@@ -284,17 +284,17 @@ class _Check:
         examples = self.model.example_inputs
         return choose_inputs(graph, examples, original, number, self.tolerance, trials)
 
-    def compared(self, given: Tensors, originals: dict[str, Tensor]) -> list[Comparison]:
+    def compare(self, given: Tensors, originals: dict[str, Tensor]) -> list[Comparison]:
         """What the stages yield of one set of inputs, compared with what they should."""
         check_outputs(self.plan, list(originals))
         self.progress("running the traced graph")
-        results = self._played(given)
+        results = self._run_stages(given)
         if unpacked(self.plan.graph):
             ran = list(results)
-            want, found = self._packed(given, originals, ran)
+            want, found = self._expect_packed(given, originals, ran)
             results = iter(ran)
         else:
-            want, found = self._wanted(given, originals)
+            want, found = self._expect(given, originals)
         for name, kind, stage, got in results:
             if (kind, name) not in want:
                 raise PlanError("the source does not compute a value of the plan", got=name)
@@ -304,12 +304,12 @@ class _Check:
             found.append(compare(got, expected, allowed, name=name, kind=kind, stage=stage))
         return found
 
-    def _played(self, inputs: Tensors) -> Iterator[tuple[str, OutputKind, int, Tensor]]:
+    def _run_stages(self, inputs: Tensors) -> Iterator[tuple[str, OutputKind, int, Tensor]]:
         """What the stages yield; each draw has its own seed, as stages draw in another order."""
         with drawing(partial(stream, self.seed, 0)):
             yield from run_chain(self.plan, self.emitted.stages, inputs, self.progress)
 
-    def _wanted(self, inputs: Tensors, originals: Tensors) -> _Ran:
+    def _expect(self, inputs: Tensors, originals: Tensors) -> _Ran:
         """What all that stages yield should be; and where the traced graph is farthest off."""
         graph, inner = self.model.graph, self.model.inner
         declared = {(k, n): t for k in DECLARED for n, t in originals.items()}
@@ -335,7 +335,7 @@ class _Check:
         ends = [(n, t) for (kind, n), t in kept.items() if kind in DECLARED]
         return [self._beside(t, originals[n], n) for n, t in ends]
 
-    def _packed(
+    def _expect_packed(
         self,
         inputs: Tensors,
         originals: Tensors,
@@ -381,7 +381,7 @@ class _Check:
             return _run_graph(of, inputs, values, theirs, tolerance)
 
 
-def _settled(found: Tensor, theirs: Tensor, x: Tensor, scale: Tensor) -> Tensor:
+def _settle(found: Tensor, theirs: Tensor, x: Tensor, scale: Tensor) -> Tensor:
     """Integers that ``x / scale`` was rounded to, another engine's at ties one step apart."""
     if scale.numel() > 1 or found.shape != theirs.shape:
         return found
@@ -408,7 +408,7 @@ def _run_graph(
     kept: dict[Yield, Tensor] = {}
     checks: list[Comparison] = []
 
-    def allowed(t: Tensor) -> Allowed:
+    def allow_for(t: Tensor) -> Allowed:
         least = torch.finfo(t.dtype).eps if t.dtype.is_floating_point else 0.0
         return Allowed(max(tolerance, least), share=STEPS_OFF)
 
@@ -418,8 +418,8 @@ def _run_graph(
             if theirs and n.name in theirs:
                 found, result = result, theirs[n.name]
                 if n.target == QUANTIZE:
-                    found = _settled(found, result, *self.fetch_args_kwargs_from_env(n)[0][:2])
-                allow = allowed(result)
+                    found = _settle(found, result, *self.fetch_args_kwargs_from_env(n)[0][:2])
+                allow = allow_for(result)
                 checks.append(compare(found, result, allow, name=n.name, kind=NODE, stage=0))
             if n.name in values:
                 kept[OutputKind.VALUE, n.name] = result

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from pipec.compiler.comparison import Allowed, Comparison, compare
-from pipec.compiler.inputs import rounded
+from pipec.compiler.inputs import round_off
 from pipec.compiler.loaded import Gradients
 from pipec.graph.ir import Graph, InputKind, OutputKind
 from pipec.plan.model import Plan
@@ -68,8 +68,10 @@ def compare_gradients(
         then of the loss of each microbatch, and of each buffer as each replica leaves it.
     """
     moves = _moves(source)
-    found, stage_of, made = played(plan.replace(graph=_moved(plan.graph, moves)), batches, seed)
-    source = _moved(source, moves)
+    found, stage_of, made = play_schedule(
+        plan.replace(graph=_move(plan.graph, moves)), batches, seed
+    )
+    source = _move(source, moves)
     want, results = Tensors(), dict[Result, Tensor]()
     sizes = dict.fromkeys(found, 0.0)
     replicas = Counter(name for name, _ in made if name.startswith(_BUFFER))
@@ -86,7 +88,7 @@ def compare_gradients(
             sizes[n] += float(g.abs().max()) if g.numel() else 0.0
 
     def rows() -> list[Comparison]:
-        return compared(found, want, stage_of, tolerance, sizes) + [
+        return compare_each(found, want, stage_of, tolerance, sizes) + [
             compare(t, results[key], tolerance, name=key[0].split(" ", 1)[1],
                     kind=key[0].split(" ", 1)[0], stage=stage, floor=sizes.get(key[0], 0.0))
             for key, (stage, t) in made.items() if key in results
@@ -109,7 +111,7 @@ def _moves(source: Graph) -> Tensors:
     return found
 
 
-def _moved(graph: Graph, moves: Tensors) -> Graph:
+def _move(graph: Graph, moves: Tensors) -> Graph:
     moved = {n: graph.weights[n].detach() + by for n, by in moves.items()}
     return graph.replace(weights={**graph.weights, **moved}) if moves else graph
 
@@ -130,15 +132,15 @@ def noise_of(
     found = dict.fromkeys(exact, 0.0)
     for trial in range(TRIALS):
         generator = torch.Generator().manual_seed(trial)
-        moved = {n: rounded(t, generator) for n, t in batch.items()}
-        weights = {n: rounded(t, generator) for n, t in source.weights.items()}
+        moved = {n: round_off(t, generator) for n, t in batch.items()}
+        weights = {n: round_off(t, generator) for n, t in source.weights.items()}
         for n, g in results(source.replace(weights=weights), moved).items():
             moves = float((1 * g - 1 * exact[n]).abs().max()) if g.numel() else 0.0  # of bool too
             found[n] = max(found[n], ROUNDINGS * moves)
     return found
 
 
-def played(
+def play_schedule(
     plan: Plan, batches: Sequence[Mapping[str, Tensor]], seed: int
 ) -> tuple[Tensors, dict[str, int], dict[Result, tuple[int, Tensor]]]:
     """What the runtime makes of the first microbatches of a plan's schedule.
@@ -182,7 +184,7 @@ def first_microbatches(schedule: Schedule, count: int) -> Schedule:
     )
 
 
-def compared(
+def compare_each(
     found: Mapping[str, Tensor],
     want: Mapping[str, Tensor],
     stage_of: Mapping[str, int],
@@ -248,7 +250,7 @@ def _autograd(
     return dict(zip(sorted(names), grads, strict=True)), after
 
 
-def chained(
+def chain_stages(
     stages: Sequence[StageProgram],
     weights: Mapping[str, Tensor],
     inputs: Mapping[str, Tensor],

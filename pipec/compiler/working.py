@@ -10,7 +10,7 @@ from torch import Tensor, fx
 
 from pipec.autodiff.model import Training
 from pipec.autodiff.rewrite import Replays, Sources
-from pipec.compiler.residency import StageWork, saved_in_order
+from pipec.compiler.residency import StageWork, list_saved
 from pipec.compiler.stage_timing import Life, holder, life, own_bytes, peak_of
 from pipec.cost.stage import StageCost
 from pipec.graph.comm import is_comm
@@ -23,8 +23,8 @@ _BACKWARD = ("B", "I", "W")
 
 
 def values_of(work: StageWork, *, alike: bool = True) -> tuple[FloatArray, FloatArray]:
-    """Bytes of every saved value, in the order of `saved_in_order`, and seconds to redo it."""
-    names = saved_in_order(work.training)
+    """Bytes of every saved value, in the order of `list_saved`, and seconds to redo it."""
+    names = list_saved(work.training)
     sizes = {v.name: float(v.nbytes) for v in work.training.saved}
     again = [work.recompute(n, alike=alike) for n in names]
     return np.array([sizes[n] for n in names]), np.array(again)
@@ -32,7 +32,7 @@ def values_of(work: StageWork, *, alike: bool = True) -> tuple[FloatArray, Float
 
 def together(training: Training) -> list[dict[int, float]]:
     """Values that are alive while each saved value is computed again: itself and what it reads."""
-    names = saved_in_order(training)
+    names = list_saved(training)
     at, nodes = {n: v for v, n in enumerate(names)}, training.F.nodes
     found = []
     for v, name in enumerate(names):
@@ -219,4 +219,4 @@ class WorkingBytes:
 
     @cached_property
     def _names(self) -> list[str]:
-        return saved_in_order(self.rewrites.work.training)
+        return list_saved(self.rewrites.work.training)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
-from pipec.compiler.complete import completed
+from pipec.compiler.complete import complete
 from pipec.compiler.layouts import parse_layout
 from pipec.compiler.pass_base import Pass
 from pipec.compiler.pass_manager import parse_pipeline, run_passes
@@ -163,7 +163,7 @@ def _make_plan(maker: Maker, candidate: Candidate, layout: str, schedule: Schedu
         return maker.make(candidate, passes=[_set_layout(p, layout) for p in passes])
     names = [p.name for p in passes]
     plan = maker.make(candidate, passes=passes[: names.index("schedule")])
-    plan = plan.replace(schedule=completed(schedule, plan))
+    plan = plan.replace(schedule=complete(schedule, plan))
     return run_passes(parse_pipeline("simulate"), plan)
 
 

@@ -66,7 +66,7 @@ class LoadOptions:
         """Whether the graph has the loss."""
         return bool(self.training or self.scored)
 
-    def decided(self, *, brings_loss: bool = False) -> "LoadOptions":
+    def decide_training(self, *, brings_loss: bool = False) -> "LoadOptions":
         """The same, with ``training`` decided: whether there is a loss, where nobody said."""
         if self.training is not None:
             return self

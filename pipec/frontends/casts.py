@@ -13,7 +13,7 @@ import torch
 from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from pipec.frontends.regions import written_out
+from pipec.frontends.regions import inline_body
 from pipec.graph.torch_private import (
     OpOverload,
     autocast_region,
@@ -60,4 +60,4 @@ def _take_apart(body: fx.GraphModule, node: fx.Node, casts: torch.autocast) -> N
 
     parts = make_fx(run)(*(n.meta["val"] for n in operands))
     if any(n.target is torch.ops.aten._to_copy.default for n in parts.graph.nodes):
-        written_out(body, node, parts, operands, lambda n: {**node.meta, "val": n.meta["val"]})
+        inline_body(body, node, parts, operands, lambda n: {**node.meta, "val": n.meta["val"]})

@@ -24,7 +24,7 @@ import torch
 from torch import fx
 from torch.export import ExportedProgram
 
-from pipec.frontends.inplace import written_values
+from pipec.frontends.inplace import find_written
 from pipec.graph.torch_private import OpOverload, is_mutable, must_decompose
 
 _aten = torch.ops.aten
@@ -130,10 +130,10 @@ _LAYOUTS = ((None, torch.preserve_format), (None, torch.contiguous_format))
 def is_functional(program: ExportedProgram) -> bool:
     """Whether a program, as exported, has nothing to decompose but what can be done node by node.
 
-    That is what `COMPOSITES` covers, and in-place ops on fresh values (`written_values`).
+    That is what `COMPOSITES` covers, and in-place ops on fresh values (`find_written`).
     """
     nodes = list(program.graph.nodes)
-    written = written_values(nodes)
+    written = find_written(nodes)
     return all(n.op in ("placeholder", "output") or n in written or _plain(n) for n in nodes)
 
 

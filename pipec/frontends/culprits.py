@@ -50,13 +50,13 @@ def culprits(flat: Flat, *, tracked: bool, autocast: str) -> list[str]:
     def noting(part: nn.Module) -> Callable[..., object]:
         kind = type(part)
 
-        def noted(*args: Any, **kwargs: Any) -> object:
+        def note(*args: Any, **kwargs: Any) -> object:
             result = kind.__call__(part, *args, **kwargs)
             learns = any(t.requires_grad for t in tensors_of(result))
             called.setdefault(part, ((args, kwargs), learns))
             return result
 
-        return noted
+        return note
 
     def holds(part: nn.Module, eager: Sequence[str] = ()) -> bool:
         """Whether a graph can hold a part, some of its own left as they are."""

@@ -51,10 +51,10 @@ class Structure:
 
     def __init__(self, name: str, run: Around, arguments: object) -> None:
         self._name, self._run = name, run
-        self._given = self._taken(arguments, "is given")
+        self._given = self._take(arguments, "is given")
         self._gave = self._given
 
-    def _taken(self, value: object, what: str) -> tuple[list[object], Any]:
+    def _take(self, value: object, what: str) -> tuple[list[object], Any]:
         """Its leaves, holes in the place of tensors, and how they were nested."""
         leaves, nesting = tree_flatten(value)
         for x in leaves:
@@ -69,12 +69,12 @@ class Structure:
 
     def __call__(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Call the module with other tensors in the same places."""
-        args, kwargs = _filled(self._given, tensors)
+        args, kwargs = _fill(self._given, tensors)
         found = self._run(*args, **kwargs)
-        self._gave = self._taken(found, "returns")
+        self._gave = self._take(found, "returns")
         return tensors_of(found)
 
-    def called(self, arguments: object) -> "Structure":
+    def with_arguments(self, arguments: object) -> "Structure":
         """The same module with other arguments, and results as they were."""
         made = Structure(self._name, self._run, arguments)
         made._gave = self._gave
@@ -82,10 +82,10 @@ class Structure:
 
     def results(self, tensors: Sequence[Tensor]) -> Any:
         """What the module returns, with these tensors in it."""
-        return _filled(self._gave, tensors)
+        return _fill(self._gave, tensors)
 
 
-def _filled(taken: tuple[list[object], Any], tensors: Sequence[Tensor]) -> Any:
+def _fill(taken: tuple[list[object], Any], tensors: Sequence[Tensor]) -> Any:
     (leaves, nesting), fresh = taken, iter(tensors)
     return tree_unflatten([next(fresh) if x is _HOLE else x for x in leaves], nesting)
 
@@ -112,9 +112,9 @@ class _Node:
 
         A traced model may pass other masks than one that runs, and None for a tensor.
         """
-        call, structure = self.call, self.structure.called((args, kwargs))
+        call, structure = self.call, self.structure.with_arguments((args, kwargs))
         tensors, weights = tensors_of((args, kwargs)), weights_of(call.module)
-        call = replace(call, call=structure, wanted=self._wanted(tensors))
+        call = replace(call, call=structure, wanted=self._find_wanted(tensors))
         key = _key(call, f"{place} {types_text(tensors)} {self.outputs}")
         key = register_call(key, call, in_memory=in_memory)
         count = len(self.outputs.split(";"))
@@ -125,7 +125,7 @@ class _Node:
                 weights[k].copy_(new)
         return structure.results(found[:count])
 
-    def _wanted(self, tensors: Sequence[Tensor]) -> tuple[bool, ...]:
+    def _find_wanted(self, tensors: Sequence[Tensor]) -> tuple[bool, ...]:
         """Which of the arguments in a trace want gradients: what the same ones wanted before.
 
         Others, whose type no argument had before, are masks.
@@ -153,7 +153,7 @@ def _floating(t: Tensor) -> bool:
 
 
 @contextmanager
-def intercepted(parts: Mapping[nn.Module, Around]) -> Iterator[None]:
+def intercept(parts: Mapping[nn.Module, Around]) -> Iterator[None]:
     """Inside the block, calling one of these modules calls a function instead."""
     before = {m: type(m) for m in parts}
     for m, function in parts.items():
@@ -166,7 +166,7 @@ def intercepted(parts: Mapping[nn.Module, Around]) -> Iterator[None]:
             m.__class__ = kind
 
 
-def named_parts(flat: nn.Module, patterns: Sequence[str], prefix: str) -> dict[str, nn.Module]:
+def find_parts(flat: nn.Module, patterns: Sequence[str], prefix: str) -> dict[str, nn.Module]:
     """The modules that patterns name, those inside of others left out.
 
     Args:
@@ -205,12 +205,12 @@ def as_nodes(
     if not parts:
         yield
         return
-    found = _recorded(flat, inputs, parts, tracked=tracked)
+    found = _record(flat, inputs, parts, tracked=tracked)
 
     def emitting(name: str) -> Around:
         left = iter(enumerate(found[name]))
 
-        def emitted(*args: object, **kwargs: object) -> Any:
+        def emit(*args: object, **kwargs: object) -> Any:
             number, node = next(left, (0, None))
             if node is None:
                 what = "a part that runs eagerly is called more often in the trace"
@@ -218,13 +218,13 @@ def as_nodes(
             place = f"{source.sha256} {name} {number}"
             return node.emit(place, source.kind == MEMORY, args, kwargs)
 
-        return emitted
+        return emit
 
-    with intercepted({m: emitting(n) for n, m in parts.items()}):
+    with intercept({m: emitting(n) for n, m in parts.items()}):
         yield
 
 
-def _recorded(
+def _record(
     flat: nn.Module, inputs: Sequence[Tensor], parts: Parts, *, tracked: bool
 ) -> dict[str, list[_Node]]:
     if not all(map(has_data, [*flat.parameters(), *flat.buffers(), *inputs])):
@@ -234,13 +234,13 @@ def _recorded(
     own = {name: tuple(weights_of(m)) for name, m in parts.items()}
 
     def watching(name: str, run: Around) -> Around:
-        def watched(*args: object, **kwargs: object) -> Any:
-            node, results = _watched(name, parts[name], run, (args, kwargs))
+        def watch(*args: object, **kwargs: object) -> Any:
+            node, results = _record_call(name, parts[name], run, (args, kwargs))
             node.call = replace(node.call, weights=own[name])
             found[name].append(node)
             return node.structure.results(results)
 
-        return watched
+        return watch
 
     watched = {m: watching(n, partial(type(m).__call__, m)) for n, m in parts.items()}
     run_once(flat, inputs, watched, tracked=tracked)
@@ -262,12 +262,12 @@ def run_once(
     """
     buffers = {n: b.clone() for n, b in flat.named_buffers()}
     given = tuple(t.detach().clone() for t in inputs)
-    whole = torch.random.fork_rng(devices=[]), torch.set_grad_enabled(tracked), intercepted(parts)
+    whole = torch.random.fork_rng(devices=[]), torch.set_grad_enabled(tracked), intercept(parts)
     with whole[0], whole[1], whole[2], settling(), user_code("the model raised"):
         functional_call(flat, buffers, given)
 
 
-def _watched(
+def _record_call(
     name: str, module: nn.Module, run: Around, arguments: tuple[object, object]
 ) -> tuple[_Node, list[Tensor]]:
     """Run one call: what its node will say, and its results as they go on in the forward."""
@@ -290,7 +290,7 @@ def _watched(
         _autocast((tensors or weights)[0].device.type),
     )
     before, kept = torch.get_rng_state(), dict[int, int]()
-    with saved_tensors_hooks(partial(_counted, kept), lambda t: t):
+    with saved_tensors_hooks(partial(_note_bytes, kept), lambda t: t):
         done = call.run([*tensors, *weights], probing=True)
     draws = not torch.equal(before, torch.get_rng_state())
     for place in done.written:
@@ -299,7 +299,7 @@ def _watched(
         kept.pop(storage_key(t), None)
     taped = any(t.requires_grad for t in done.results)
     node = _Node(
-        replace(call, updated=_updated(module, weights, done)),
+        replace(call, updated=_find_updated(module, weights, done)),
         structure,
         [
             (types_text([t]), wants)
@@ -317,7 +317,7 @@ def _watched(
     ]
 
 
-def _updated(module: nn.Module, weights: Sequence[Tensor], done: Run) -> tuple[int, ...]:
+def _find_updated(module: nn.Module, weights: Sequence[Tensor], done: Run) -> tuple[int, ...]:
     """Places of the buffers that a call changes; in training those of a state dict may change."""
     kept = {id(t) for t in module.state_dict(keep_vars=True).values()} if done.of.tracked else set()
     known = enumerate(weights)
@@ -325,7 +325,7 @@ def _updated(module: nn.Module, weights: Sequence[Tensor], done: Run) -> tuple[i
     return tuple(sorted(may.union(done.written)))
 
 
-def _counted(kept: dict[int, int], saved: Tensor) -> Tensor:
+def _note_bytes(kept: dict[int, int], saved: Tensor) -> Tensor:
     """Note the bytes of what autograd saves."""
     kept[storage_key(saved)] = saved.untyped_storage().nbytes()
     return saved

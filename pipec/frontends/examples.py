@@ -10,7 +10,7 @@ from pipec.frontends.base import LoadOptions
 from pipec.graph.tensor_type import has_data
 
 
-def resized(tensors: Mapping[str, Tensor], options: LoadOptions) -> dict[str, Tensor]:
+def resize_inputs(tensors: Mapping[str, Tensor], options: LoadOptions) -> dict[str, Tensor]:
     """The same tensors; random ones where ``options.shapes`` ask for another shape."""
     found = dict(tensors)
     for name in tensors.keys() & options.shapes.keys():

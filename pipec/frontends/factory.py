@@ -61,10 +61,10 @@ def call_factory(spec: str, seed: int) -> Made:
     Raises:
         FrontendError: The file or factory is missing, raises, or returns something else.
     """
-    factory = _named(spec)
+    factory = _import_function(spec)
     if isinstance(factory, nn.Module):
         return Made(factory)
-    return _checked(_called(factory, spec, seed), spec)
+    return _check(_call(factory, spec, seed), spec)
 
 
 def call_loss(spec: str, seed: int) -> Loss:
@@ -73,17 +73,17 @@ def call_loss(spec: str, seed: int) -> Loss:
     Raises:
         FrontendError: The file or function is missing, raises, or returns something else.
     """
-    return as_loss(_called(_named(spec), spec, seed, _LOSS), spec)
+    return as_loss(_call(_import_function(spec), spec, seed, _LOSS), spec)
 
 
-def _called(function: Any, spec: str, seed: int, gives: str = _MODEL) -> object:
+def _call(function: Any, spec: str, seed: int, gives: str = _MODEL) -> object:
     hint = f"it is called without arguments, and returns {gives}"
     with torch.random.fork_rng(devices=[]), user_code(f"{spec} raised", hint):
         torch.manual_seed(seed)
         return function()
 
 
-def _named(spec: str) -> Any:
+def _import_function(spec: str) -> Any:
     match = _SPEC.fullmatch(spec)
     if match is None:
         raise FrontendError(
@@ -123,7 +123,7 @@ def as_loss(loss: object, where: str) -> Loss:
     return Loss(fn, target)
 
 
-def _checked(made: object, spec: str) -> Made:
+def _check(made: object, spec: str) -> Made:
     parts = made if isinstance(made, tuple) else (made,)
     if not 1 <= len(parts) <= 3 or not isinstance(parts[0], nn.Module):
         got = ", ".join(type(p).__name__ for p in parts)

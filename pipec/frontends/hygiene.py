@@ -20,7 +20,7 @@ from torch.export import graph_signature as export
 from pipec.errors import FrontendError
 from pipec.escape import python_identifier
 from pipec.frontends.composites import COMPOSITES, Args
-from pipec.frontends.inplace import FUNCTIONAL, written_values
+from pipec.frontends.inplace import FUNCTIONAL, find_written
 from pipec.frontends.origins import OriginOf, module_origin
 from pipec.graph.ir import (
     Graph,
@@ -107,7 +107,7 @@ class Traced:
         return cls(list(program.graph.nodes), program.graph_signature, weights)
 
 
-def cleaned(program: Traced, naming: Naming, source: Source, *, differentiable: bool) -> Graph:
+def clean_graph(program: Traced, naming: Naming, source: Source, *, differentiable: bool) -> Graph:
     """The graph of a decomposed program.
 
     Args:
@@ -154,9 +154,9 @@ class _Copy:
 
     def graph(self, source: Source) -> Graph:
         nodes = list(self.program.nodes)
-        self.written = written_values(nodes)
+        self.written = find_written(nodes)
         inputs = self._inputs([n for n in nodes if n.op == "placeholder"])
-        needed = _needed(nodes, self.written)
+        needed = _find_needed(nodes, self.written)
         for n in nodes:
             if n.op not in ("placeholder", "output") and n in needed:
                 self._call(n)
@@ -215,7 +215,7 @@ class _Copy:
                 got=n.target,
             )
         _refuse_unsayable(n, module_origin(n, self.naming.prefix))
-        if (n.target in self.identity and _same(n, n.args[0])) or _detached_twice(n):
+        if (n.target in self.identity and _same(n, n.args[0])) or _is_detached_twice(n):
             self.env[n] = self.env[n.args[0]]  # type: ignore[index]
             return
         told = self.naming.origin(n) if self.naming.origin is not None else None
@@ -265,11 +265,11 @@ class _Copy:
                     got=spec.kind.name,
                     hint="make it a buffer",
                 )
-            new = self._computed(new)
+            new = self._as_call(new)
             found.append((new, GraphOutput(new.name, kind, name)))
         return found
 
-    def _computed(self, new: fx.Node) -> fx.Node:
+    def _as_call(self, new: fx.Node) -> fx.Node:
         """What leaves the graph as a call: an input or a weight itself would belong to no stage."""
         if new.op != "placeholder":
             return new
@@ -296,7 +296,7 @@ def _refuse_unsayable(n: fx.Node, origin: Origin) -> None:
         )
 
 
-def _needed(nodes: Sequence[fx.Node], written: Mapping[fx.Node, fx.Node]) -> set[fx.Node]:
+def _find_needed(nodes: Sequence[fx.Node], written: Mapping[fx.Node, fx.Node]) -> set[fx.Node]:
     """What the output reads, directly or not; random draws stay, to keep the random stream."""
     needed = {nodes[-1]}
     for n in reversed(nodes):
@@ -315,7 +315,7 @@ def _deterministic(n: fx.Node) -> bool:
     return bool(n.kwargs.get("dropout_p", 1.0) == 0.0)
 
 
-def _detached_twice(n: fx.Node) -> bool:
+def _is_detached_twice(n: fx.Node) -> bool:
     return n.target is _aten.detach.default and n.all_input_nodes[0].target is n.target
 
 

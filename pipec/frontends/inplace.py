@@ -33,7 +33,7 @@ FUNCTIONAL: Mapping[object, OpOverload] = {
 """In-place op to its functional form, for those that keep dtype and shape."""
 
 
-def written_values(nodes: Sequence[fx.Node]) -> dict[fx.Node, fx.Node]:
+def find_written(nodes: Sequence[fx.Node]) -> dict[fx.Node, fx.Node]:
     """Every in-place node that may be made functional, with the node whose value it changes.
 
     The value must be fresh (not an input, not a view), no view of it may have been taken before,

@@ -31,7 +31,7 @@ def settling() -> Iterator[None]:
 
 
 @contextmanager
-def kept_state(module: nn.Module) -> Iterator[None]:
+def keep_state(module: nn.Module) -> Iterator[None]:
     """Around one forward of ``module``: write replaced buffers in place, refuse other state.
 
     Raises:

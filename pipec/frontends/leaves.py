@@ -24,13 +24,13 @@ def _items(value: object) -> list[tuple[str, object]] | None:
     return None
 
 
-def named_leaves(value: object, name: str) -> Iterator[tuple[str, object]]:
+def name_leaves(value: object, name: str) -> Iterator[tuple[str, object]]:
     """Every leaf of nested mappings, sequences and dataclasses, with its path as a name.
 
     Example:
-        >>> list(named_leaves({"a": 1, "b": (2, 3)}, ""))
+        >>> list(name_leaves({"a": 1, "b": (2, 3)}, ""))
         [('a', 1), ('b.0', 2), ('b.1', 3)]
-        >>> list(named_leaves((4,), "x"))
+        >>> list(name_leaves((4,), "x"))
         [('x.0', 4)]
     """
     items = _items(value)
@@ -38,11 +38,11 @@ def named_leaves(value: object, name: str) -> Iterator[tuple[str, object]]:
         yield name, value
         return
     for key, item in items:
-        yield from named_leaves(item, f"{name}.{key}" if name else key)
+        yield from name_leaves(item, f"{name}.{key}" if name else key)
 
 
 def _rebuilt(value: Any, tensors: Iterator[Tensor]) -> Any:
-    """``value`` with its tensor leaves taken from ``tensors``, in the order of `named_leaves`."""
+    """``value`` with its tensor leaves taken from ``tensors``, in the order of `name_leaves`."""
     items = _items(value)
     if items is None:
         return next(tensors) if isinstance(value, Tensor) else value
@@ -56,12 +56,12 @@ def _rebuilt(value: Any, tensors: Iterator[Tensor]) -> Any:
     return replace(value, **{k: v for (k, _), v in zip(items, new, strict=True)})
 
 
-def written(value: object, names: Iterator[str]) -> object:
+def write_value(value: object, names: Iterator[str]) -> object:
     """``value`` in types of JSON, each tensor as the next of ``names``; `read_back` reads it.
 
     Example:
         >>> import torch
-        >>> written([torch.ones(1), (2.5, "x")], iter(["a.0"]))
+        >>> write_value([torch.ones(1), (2.5, "x")], iter(["a.0"]))
         ['list', ['tensor', 'a.0'], ['tuple', 2.5, 'x']]
     """
     if isinstance(value, Tensor):
@@ -71,16 +71,16 @@ def written(value: object, names: Iterator[str]) -> object:
     if type(value) is float:
         return value if math.isfinite(value) else ["float", str(value)]
     if isinstance(value, Mapping) and all(isinstance(k, str) for k in value):
-        return {k: written(v, names) for k, v in value.items()}
+        return {k: write_value(v, names) for k, v in value.items()}
     items = _items(value)
-    inner = [written(v, names) for _, v in items or ()]
+    inner = [write_value(v, names) for _, v in items or ()]
     if items is not None and type(value) in (list, tuple):
         return [type(value).__name__, *inner]
     return ["other", f"a {type(value).__name__}"]
 
 
 def read_back(record: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """What `written` wrote, with other tensors.
+    """What `write_value` wrote, with other tensors.
 
     Raises:
         FrontendError: There was something in it that JSON has no form for.
@@ -135,14 +135,14 @@ class Call:
         self.tensors: dict[str, Tensor] = {}
         for name, value in self._bound.arguments.items():
             variadic = signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD
-            for path, leaf in named_leaves(value, "" if variadic else name):
+            for path, leaf in name_leaves(value, "" if variadic else name):
                 if isinstance(leaf, Tensor):
                     self.tensors[path] = leaf
 
     @property
     def record(self) -> object:
-        """The arguments by parameter, as `written` writes them."""
-        return written(self._bound.arguments, iter(self.tensors))
+        """The arguments by parameter, as `write_value` writes them."""
+        return write_value(self._bound.arguments, iter(self.tensors))
 
     def arguments(self, tensors: Sequence[Tensor]) -> tuple[tuple[object, ...], dict[str, object]]:
         """Positional and keyword arguments of the same call on other tensors."""
@@ -152,7 +152,7 @@ class Call:
         return bound.args, bound.kwargs
 
 
-def named_tensors(value: object) -> dict[str, Tensor]:
+def name_tensors(value: object) -> dict[str, Tensor]:
     """The tensors of a model's output by name.
 
     A lone tensor is called ``output``, items of a tuple ``output0``, ``output1``, items of a
@@ -165,7 +165,7 @@ def named_tensors(value: object) -> dict[str, Tensor]:
     if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
         value = value[0] if len(value) == 1 else {f"output{k}": v for k, v in enumerate(value)}
     found: dict[str, Tensor] = {}
-    for name, leaf in named_leaves(value, ""):
+    for name, leaf in name_leaves(value, ""):
         if isinstance(leaf, Tensor):
             found[name or "output"] = leaf
         elif leaf is not None and not isinstance(leaf, bool | int | float | str):

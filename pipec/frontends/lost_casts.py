@@ -37,7 +37,7 @@ def no_lost_casts(tensors: Iterable[Tensor]) -> Iterator[None]:
     make, enter = torch.autocast.__init__, torch.autocast.__enter__
     disabled = list[torch.autocast]()
 
-    def made(
+    def check_init(
         self: torch.autocast,
         device_type: str,
         dtype: torch.dtype | None = None,
@@ -48,23 +48,23 @@ def no_lost_casts(tensors: Iterable[Tensor]) -> Iterator[None]:
         if not enabled:
             disabled.append(self)
         elif kinds and device_type not in kinds:
-            raise _lost(device_type, dtype, kinds)
+            raise _make_error(device_type, dtype, kinds)
         make(self, device_type, dtype, enabled, cache_enabled)
 
-    def entered(self: torch.autocast) -> object:
+    def check_enter(self: torch.autocast) -> object:
         """Enter it, or refuse one that was made before."""
         if kinds and self.device not in kinds and all(self is not d for d in disabled):
-            raise _lost(self.device, self.fast_dtype, kinds)
+            raise _make_error(self.device, self.fast_dtype, kinds)
         return enter(self)  # type: ignore[no-untyped-call]
 
-    torch.autocast.__init__, torch.autocast.__enter__ = made, entered  # type: ignore[method-assign]
+    torch.autocast.__init__, torch.autocast.__enter__ = check_init, check_enter  # type: ignore[method-assign]
     try:
         yield
     finally:
         torch.autocast.__init__, torch.autocast.__enter__ = make, enter  # type: ignore[method-assign]
 
 
-def _lost(device: str, dtype: torch.dtype | None, kinds: set[str]) -> FrontendError:
+def _make_error(device: str, dtype: torch.dtype | None, kinds: set[str]) -> FrontendError:
     return FrontendError(
         "the casts of autocast would be lost: the model is traced on another device",
         got=f"torch.autocast({device!r}), weights on {' and '.join(sorted(kinds))}",

@@ -60,7 +60,7 @@ def no_lost_gradients(module: nn.Module, eager: Collection[nn.Module] = ()) -> I
 def _refusing(apply: Any) -> Any:
     """`Function.apply` for functions of torch itself alone, whose forward says it all."""
 
-    def checked(cls: type, *args: Any, **kwargs: Any) -> object:
+    def check(cls: type, *args: Any, **kwargs: Any) -> object:
         """Refuse other functions."""
         if cls.__module__ == "torch.utils.checkpoint":
             raise FrontendError(
@@ -76,7 +76,7 @@ def _refusing(apply: Any) -> Any:
             )
         return apply(cls, *args, **kwargs)
 
-    return checked
+    return check
 
 
 class _Watch(TorchFunctionMode):

@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from pipec.errors import FrontendError
 from pipec.frontends.origins import module_origin
-from pipec.frontends.regions import written_out
+from pipec.frontends.regions import inline_body
 from pipec.graph.torch_private import (
     HigherOrderOperator,
     OpOverload,
@@ -67,7 +67,7 @@ def explicit_no_grad(module: fx.GraphModule, trained: Sequence[str]) -> None:
     for node in module.graph.nodes:
         if isinstance(node.target, HigherOrderOperator):
             _enter(module, node, carries)
-    for node in [n for n in module.graph.nodes if _marked(n) and _is_float(n)]:
+    for node in [n for n in module.graph.nodes if _is_marked(n) and _is_float(n)]:
         _detach(module.graph, node)
     module.recompile()
 
@@ -83,7 +83,7 @@ def _enter(module: fx.GraphModule, node: fx.Node, carries: set[fx.Node]) -> None
     explicit_no_grad(body, [h.name for h, o in zip(holes, operands, strict=False) if o in carries])
 
 
-def _marked(node: fx.Node) -> bool:
+def _is_marked(node: fx.Node) -> bool:
     return bool((node.meta.get("custom") or {}).get(_MARK)) and node.op == "call_function"
 
 
@@ -97,17 +97,17 @@ def _inline(module: fx.GraphModule, node: fx.Node) -> None:
     enabled, reference, *operands = node.args
     assert isinstance(reference, fx.Node)
 
-    def marked(n: fx.Node) -> dict[str, Any]:
+    def mark(n: fx.Node) -> dict[str, Any]:
         return {**n.meta, "custom": {**(n.meta.get("custom") or {}), _MARK: not enabled}}
 
-    written_out(module, node, getattr(module, str(reference.target)), operands, marked)
+    inline_body(module, node, getattr(module, str(reference.target)), operands, mark)
     if not reference.users:
         module.graph.erase_node(reference)
 
 
 def _detach(graph: fx.Graph, node: fx.Node) -> None:
     """Let the users of ``node`` that are outside its region read a detached value."""
-    outside = [u for u in node.users if not _marked(u)]
+    outside = [u for u in node.users if not _is_marked(u)]
     if not outside:
         return
     with graph.inserting_after(node):
@@ -121,7 +121,7 @@ def _refuse_hidden_updates(graph: fx.Graph, trained: Sequence[str]) -> set[fx.No
     """The nodes that carry gradients, after checking that none is changed behind autograd."""
     carries = {n for n in graph.nodes if n.op == "placeholder" and n.name in set(trained)}
     for n in graph.nodes:
-        if _marked(n):
+        if _is_marked(n):
             if isinstance(n.target, OpOverload) and is_mutable(n.target):
                 _refuse_hidden_update(n, carries)
         elif n.op == "call_function" and any(r in carries for r in n.all_input_nodes):

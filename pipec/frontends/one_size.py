@@ -10,7 +10,7 @@ from torch.export import graph_signature as export
 
 from pipec.errors import FrontendError
 from pipec.frontends.base import LoadOptions, quiet, user_code
-from pipec.frontends.examples import random_like, resized
+from pipec.frontends.examples import random_like, resize_inputs
 from pipec.graph.axes import Axes, Axis
 from pipec.graph.torch_private import tree_leaves, tree_unflatten
 
@@ -67,14 +67,14 @@ def example_inputs(program: ExportedProgram, options: LoadOptions) -> dict[str, 
     else:
         types = {n.name: n.meta["val"] for n in program.graph.nodes if n.op == "placeholder"}
         found = {
-            n: random_like(torch.zeros(1, dtype=types[n].dtype), _planned(s), options.seed)
+            n: random_like(torch.zeros(1, dtype=types[n].dtype), _take_hints(s), options.seed)
             for n, s in shapes.items()
         }
-    sized = LoadOptions(shapes=_sized(program, shapes, options), seed=options.seed)
-    return resized(found, sized)
+    sized = LoadOptions(shapes=_follow_shapes(program, shapes, options), seed=options.seed)
+    return resize_inputs(found, sized)
 
 
-def declared_axes(program: ExportedProgram, inputs: Mapping[str, Tensor]) -> Axes:
+def find_axes(program: ExportedProgram, inputs: Mapping[str, Tensor]) -> Axes:
     """The open dimensions of a program's inputs; those that are equal are one axis."""
     places: dict[str, list[tuple[str, int]]] = {}
     for name, shape in _shapes(program).items():
@@ -96,12 +96,12 @@ def _shapes(program: ExportedProgram) -> dict[str, Shape]:
     }
 
 
-def _planned(shape: Shape) -> tuple[int, ...]:
+def _take_hints(shape: Shape) -> tuple[int, ...]:
     """A shape as it was when the program was exported."""
     return tuple(size if isinstance(size, int) else int(size.node.hint) for size in shape)
 
 
-def _sized(
+def _follow_shapes(
     program: ExportedProgram, shapes: Mapping[str, Shape], options: LoadOptions
 ) -> dict[str, tuple[int, ...]]:
     """Shapes of all inputs that follow from those which the options give; none if none is given."""

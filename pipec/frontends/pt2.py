@@ -12,9 +12,9 @@ from torch.export import graph_signature as export
 
 from pipec.errors import FrontendError, NoLossError
 from pipec.frontends.base import Frontend, Loaded, LoadOptions, quiet, user_code
-from pipec.frontends.hygiene import Naming, Traced, cleaned
-from pipec.frontends.leaves import named_tensors
-from pipec.frontends.one_size import arguments, at_one_size, declared_axes, example_inputs
+from pipec.frontends.hygiene import Naming, Traced, clean_graph
+from pipec.frontends.leaves import name_tensors
+from pipec.frontends.one_size import arguments, at_one_size, example_inputs, find_axes
 from pipec.frontends.trace import decompose
 from pipec.graph.axes import Axes
 from pipec.graph.ir import Graph, Source
@@ -48,7 +48,7 @@ class Pt2Frontend(Frontend):
         Raises:
             FrontendError: ``trust`` was not given, or the file cannot be read or used.
         """
-        path, options = Path(spec), options.decided()
+        path, options = Path(spec), options.decide_training()
         if not path.is_file():
             raise FrontendError("no such file", got=spec, hint="check the path")
         if not options.trust:
@@ -68,43 +68,43 @@ class Pt2Frontend(Frontend):
         with quiet(), user_code(f"{spec} cannot be read", "is it whole, and of this torch?"):
             program = torch.export.load(path)
         _trusted.add(digest := sha256_of(path))
-        return _loaded(program, options, Source("pt2", spec, digest, _told(options)))
+        return _load(program, options, Source("pt2", spec, digest, _record_options(options)))
 
 
-def _told(options: LoadOptions) -> dict[str, object]:
+def _record_options(options: LoadOptions) -> dict[str, object]:
     told: dict[str, object] = {"training": options.training, "seed": options.seed}
     if options.shapes:
         told["shapes"] = {name: list(shape) for name, shape in sorted(options.shapes.items())}
     return told
 
 
-def _loaded(program: ExportedProgram, options: LoadOptions, source: Source) -> Loaded:
+def _load(program: ExportedProgram, options: LoadOptions, source: Source) -> Loaded:
     inputs = example_inputs(program, options)
     axes = Axes()
     if options.open and not options.training:
-        axes = declared_axes(program, inputs)
+        axes = find_axes(program, inputs)
         source = replace(source, options={**source.options, **({"open": True} if axes else {})})
-    outputs = list(_named_outputs(program))
+    outputs = list(_name_outputs(program))
     loss = None
     if options.with_loss:
         loss = _loss(program, outputs, source.location)
     original = _original(program, list(inputs))
-    naming = Naming(list(inputs), outputs, tied=_tied(program.state_dict), loss=loss)
+    naming = Naming(list(inputs), outputs, tied=_find_tied(program.state_dict), loss=loss)
 
     def graph(inputs: Mapping[str, Tensor]) -> Graph:
         trains = bool(options.training)
         decomposed = decompose(at_one_size(program, inputs), differentiable=trains)
-        return cleaned(Traced.of(decomposed), naming, source, differentiable=trains)
+        return clean_graph(Traced.of(decomposed), naming, source, differentiable=trains)
 
-    def resized(shapes: Mapping[str, tuple[int, ...]]) -> Graph:
+    def resize(shapes: Mapping[str, tuple[int, ...]]) -> Graph:
         return graph(example_inputs(program, replace(options, shapes=shapes)))
 
     planned = graph(inputs)
     verify(planned, source.location)
-    return Loaded(planned, inputs, original, axes=axes, resized=resized)
+    return Loaded(planned, inputs, original, axes=axes, resized=resize)
 
 
-def _named_outputs(program: ExportedProgram) -> dict[str, Tensor]:
+def _name_outputs(program: ExportedProgram) -> dict[str, Tensor]:
     """Name to fake tensor of every output."""
     values: list[Any] = [
         n.meta["val"] if isinstance(n, torch.fx.Node) else n
@@ -115,11 +115,11 @@ def _named_outputs(program: ExportedProgram) -> dict[str, Tensor]:
         )
         if s.kind is export.OutputKind.USER_OUTPUT
     ]
-    return named_tensors(tree_unflatten(values, program.call_spec.out_spec))
+    return name_tensors(tree_unflatten(values, program.call_spec.out_spec))
 
 
 def _loss(program: ExportedProgram, outputs: list[str], where: str) -> str:
-    found = _named_outputs(program)
+    found = _name_outputs(program)
     if len(outputs) == 1 and found[outputs[0]].numel() == 1:
         return outputs[0]
     raise NoLossError(
@@ -130,7 +130,7 @@ def _loss(program: ExportedProgram, outputs: list[str], where: str) -> str:
     )
 
 
-def _tied(state: Mapping[str, Tensor]) -> dict[str, tuple[str, ...]]:
+def _find_tied(state: Mapping[str, Tensor]) -> dict[str, tuple[str, ...]]:
     """Canonical name to the other names of weights that are one tensor."""
     names: dict[tuple[object, ...], list[str]] = {}
     for name, t in state.items():
@@ -154,6 +154,6 @@ def _original(
         buffers = {k: b.clone() for k, b in module.named_buffers()}
         with torch.no_grad(), user_code("the model raised"):
             result = torch.func.functional_call(module, buffers, args, dict(kwargs))
-        return named_tensors(result)
+        return name_tensors(result)
 
     return run

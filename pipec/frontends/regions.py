@@ -8,7 +8,7 @@ from torch import fx
 Meta = dict[str, Any]
 
 
-def written_out(
+def inline_body(
     module: fx.GraphModule,
     node: fx.Node,
     body: fx.GraphModule,
@@ -32,7 +32,7 @@ def written_out(
             if n.op == "output":
                 results = fx.node.map_arg(n.args[0], env.__getitem__)
             elif n.op == "get_attr":
-                env[n] = _adopted(module, body, n)
+                env[n] = _adopt(module, body, n)
             elif n.op != "placeholder":
                 env[n] = module.graph.node_copy(n, env.__getitem__)
                 env[n].meta = meta(n)
@@ -45,7 +45,7 @@ def written_out(
     module.graph.erase_node(node)
 
 
-def _adopted(module: fx.GraphModule, body: fx.GraphModule, node: fx.Node) -> fx.Node:
+def _adopt(module: fx.GraphModule, body: fx.GraphModule, node: fx.Node) -> fx.Node:
     """A reference, in ``module``, to what ``node`` refers to in ``body``."""
     stem = f"{node.target}_of_region"
     name = next(c for k in range(10**6) if not hasattr(module, c := f"{stem}_{k}"))

@@ -14,9 +14,9 @@ from pipec.compiler.loaded import Gradients
 from pipec.errors import FrontendError, NoLossError
 from pipec.frontends.base import AUTO, Frontend, Loaded, LoadOptions, user_code
 from pipec.frontends.culprits import culprits
-from pipec.frontends.examples import random_like, resized
+from pipec.frontends.examples import random_like, resize_inputs
 from pipec.frontends.factory import Made, as_loss, call_factory, call_loss, is_factory
-from pipec.frontends.leaves import Call, written
+from pipec.frontends.leaves import Call, write_value
 from pipec.frontends.trace import MODEL, Flat, Loss, trace
 from pipec.graph.ir import MEMORY, Source
 from pipec.graph.tensor_type import has_data, weights_digest
@@ -78,7 +78,7 @@ def from_module(
 
 def _load(made: Made, options: LoadOptions, kind: str, location: str) -> Loaded:
     module, where = made.module, type(made.module).__name__
-    options = options.decided(brings_loss=made.loss is not None)
+    options = options.decide_training(brings_loss=made.loss is not None)
     if options.bind:
         hint = "--bind is for files; a factory fixes what it wants to"
         raise FrontendError("inputs of a module cannot be bound", got=[*options.bind], hint=hint)
@@ -89,10 +89,10 @@ def _load(made: Made, options: LoadOptions, kind: str, location: str) -> Loaded:
         loss = replace(loss, alone=not options.scored)
     targets = loss.inputs if loss else {}
     _check_shapes(options, [*call.tensors, *targets], where)
-    call.tensors.update(resized(call.tensors, options))
+    call.tensors.update(resize_inputs(call.tensors, options))
     args, kwargs = call.arguments(list(call.tensors.values()))
     if loss:
-        loss = loss.with_inputs(resized(targets, options))
+        loss = loss.with_inputs(resize_inputs(targets, options))
     if options.eager and loss and not isinstance(loss.fn, nn.Module):
         loss = replace(loss, fn=_Called(loss.fn))
     flat = Flat(module, call, loss, autocast=options.autocast)
@@ -103,7 +103,7 @@ def _load(made: Made, options: LoadOptions, kind: str, location: str) -> Loaded:
         "shapes": {k: list(v) for k, v in options.shapes.items()},
         "loss": options.loss,
         "call": call.record,
-        "target": written(loss.target, iter(loss.inputs)) if loss else None,
+        "target": write_value(loss.target, iter(loss.inputs)) if loss else None,
         **({"autocast": options.autocast} if options.autocast else {}),
         **({"eager": eager} if eager else {}),
     }

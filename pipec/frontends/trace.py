@@ -23,10 +23,10 @@ from pipec.errors import FrontendError
 from pipec.frontends.base import AUTO, quiet, user_code
 from pipec.frontends.casts import explicit_casts
 from pipec.frontends.composites import is_functional
-from pipec.frontends.eager import as_nodes, named_parts
-from pipec.frontends.hygiene import Naming, Traced, cleaned
-from pipec.frontends.kept_state import kept_state
-from pipec.frontends.leaves import Call, named_tensors
+from pipec.frontends.eager import as_nodes, find_parts
+from pipec.frontends.hygiene import Naming, Traced, clean_graph
+from pipec.frontends.kept_state import keep_state
+from pipec.frontends.leaves import Call, name_tensors
 from pipec.frontends.lost_casts import device_types, no_lost_casts
 from pipec.frontends.lost_gradients import no_lost_gradients
 from pipec.frontends.nograd import MarkNoGrad, explicit_no_grad
@@ -130,13 +130,13 @@ class Flat(nn.Module):
         kind = min(device_types([*self.model.parameters(), *tensors]), default="cpu")
         dtype = getattr(torch, self._autocast or "bfloat16")
         casts = torch.autocast(kind, dtype) if self._autocast else nullcontext()
-        with kept_state(self.model), casts:
+        with keep_state(self.model), casts:
             result = self.model(*args, **kwargs)
             if self._loss is not None:
                 loss = {"loss": self._loss(result, tensors[count:])}
-                others = {} if self._loss.alone else named_tensors(result)
+                others = {} if self._loss.alone else name_tensors(result)
                 result = loss | {n: t for n, t in others.items() if n != "loss"}
-        named = named_tensors(result)
+        named = name_tensors(result)
         self._names.outputs = list(named)
         return tuple(named.values())
 
@@ -170,7 +170,7 @@ def trace(
         kwargs: Example keyword arguments.
         input_names: Names for the tensors among the arguments; by default the parameters of
             ``module.forward``.
-        output_names: Names for the output tensors; by default see `named_tensors`.
+        output_names: Names for the output tensors; by default see `name_tensors`.
         loss: Ends the graph in this loss (and nothing else, if it is alone).
         source: What the module was made of.
         origin: Gives a node's origin from what tracing noted on it; None leaves it to the module
@@ -186,7 +186,7 @@ def trace(
         GraphError: The result breaks a rule of the IR (a defect of pipec).
     """
     flat = Flat(module, Call(module, args, kwargs or {}), loss, autocast)
-    parts = named_parts(flat, [n for n in eager if n != AUTO], MODEL)
+    parts = find_parts(flat, [n for n in eager if n != AUTO], MODEL)
     nodes = as_nodes(flat, [*flat.inputs.values()], parts, source, tracked=differentiable)
     watch = MarkNoGrad() if differentiable else nullcontext()
     whole = no_lost_gradients(flat, parts.values()) if differentiable else nullcontext()
@@ -201,11 +201,11 @@ def trace(
         inputs=list(input_names or flat.inputs),
         outputs=list(output_names or flat.outputs),
         prefix=MODEL,
-        tied=tied_weights(module),
+        tied=find_tied(module),
         loss="loss" if loss else None,
         origin=origin,
     )
-    graph = cleaned(Traced.of(decomposed), naming, source, differentiable=differentiable)
+    graph = clean_graph(Traced.of(decomposed), naming, source, differentiable=differentiable)
     verify(graph, "traced model")
     return graph
 
@@ -260,12 +260,12 @@ def _refuse_control_flow(program: ExportedProgram, hint: str) -> None:
             )
 
 
-def tied_weights(module: nn.Module) -> dict[str, tuple[str, ...]]:
+def find_tied(module: nn.Module) -> dict[str, tuple[str, ...]]:
     """Canonical (first) name to the other names of every parameter or buffer that has several.
 
     Example:
         >>> a = nn.Linear(2, 2); b = nn.Linear(2, 2); b.weight = a.weight
-        >>> tied_weights(nn.Sequential(a, b))
+        >>> find_tied(nn.Sequential(a, b))
         {'0.weight': ('1.weight',)}
     """
     names: dict[int, list[str]] = defaultdict(list)

@@ -209,7 +209,7 @@ def _home(
 
 def _forward(plan: Plan, devices: int, microbatches: int) -> Schedule:
     """Every stage on its own devices, microbatch after microbatch."""
-    from pipec.compiler.complete import completed
+    from pipec.compiler.complete import complete
 
     assert plan.placement is not None
     place = Placement(plan.placement.forward)
@@ -217,7 +217,7 @@ def _forward(plan: Plan, devices: int, microbatches: int) -> Schedule:
     for m in range(microbatches):
         for stage, here in enumerate(place.forward):
             rows[here[m % len(here)]].append((stage, int(ActionKind.F), m))
-    return completed(build("inference", rows, microbatches, placement=place), plan)
+    return complete(build("inference", rows, microbatches, placement=place), plan)
 
 
 def _computed(node: fx.Node) -> str:

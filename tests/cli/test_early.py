@@ -9,7 +9,7 @@ import pytest
 from pipec.cli import passes
 from pipec.cli.early import check_first
 from pipec.cli.passes import describe_pass
-from pipec.compiler.pass_manager import known_passes
+from pipec.compiler.pass_manager import list_passes
 from pipec.errors import PipecError
 
 CODE = """
@@ -42,7 +42,7 @@ def test_no_torch_is_imported(words: list[str]) -> None:
 
 
 def test_passes_are_read_off_their_source() -> None:
-    for name in known_passes():
+    for name in list_passes():
         read, imported = describe_pass(name), passes._import_pass(name)
         if name.startswith("plugin"):
             continue

@@ -111,7 +111,7 @@ def test_a_stage_of_an_inference_that_takes_longer_than_its_nodes_is_cut_shorter
         # The first two layers take five times as long there.
         took = [5 * 2 + plans[-1][0] - 2, plans[-1][1]]
         stages = {s.cost_key: StageCost(float(t)) for s, t in zip(plan.stages, took, strict=True)}
-        table = Profile(stages).added(table, plan, "cpu")
+        table = Profile(stages).add_to(table, plan, "cpu")
         for stage, seconds in zip(plan.stages, took, strict=True):
             row = table.of("cpu")
             nodes = lower(stage.graph).graph.calls

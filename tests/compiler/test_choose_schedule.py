@@ -9,7 +9,7 @@ from rich.console import Console
 
 from pipec.cluster.cluster import Cluster, Link, parse_cluster
 from pipec.compiler.choose_schedule import choose_schedule
-from pipec.compiler.complete import completed
+from pipec.compiler.complete import complete
 from pipec.compiler.driver import default_passes, emit, make_plan
 from pipec.compiler.pass_manager import run_passes
 from pipec.errors import ScheduleError
@@ -78,7 +78,7 @@ def test_memory_decides_before_time_does(graph: Graph) -> None:
     plan = compiled(graph, parse_cluster("2xv100"), microbatches=8)
     peaks = {t.schedule: max(t.peak_bytes) for t in plan.explored if t.seconds}
     assert peaks["1f1b"] < peaks["gpipe"]
-    made = {n: completed(generate(n, 2, 8), plan) for n in ("gpipe", "1f1b")}
+    made = {n: complete(generate(n, 2, 8), plan) for n in ("gpipe", "1f1b")}
 
     def limited(memory: float) -> tuple[Tried, ...]:
         devices = tuple(replace(d, memory_bytes=memory) for d in plan.cluster.devices)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.driver import default_passes, make_plan
-from pipec.compiler.facts import trained_bytes
+from pipec.compiler.facts import count_trained
 from pipec.errors import ClusterError, PartitionError, PipecError, ScheduleError
 from pipec.graph.ir import Graph
 from pipec.graph.lower import lower
@@ -107,7 +107,7 @@ def test_all_that_pipefb_moves_between_devices_has_its_bytes_and_takes_their_tim
     assert plan.schedule
     assert plan.timeline
     stages = [s.training for s in plan.stages if s.training]
-    weights = [trained_bytes(s) for s in plan.stages]
+    weights = [count_trained(s) for s in plan.stages]
     carried = {k: [c.nbytes for c in plan.schedule.channels if c.kind is k] for k in ChannelKind}
     assert carried[ChannelKind.S] == [t.saved_bytes for t in stages]
     assert carried[ChannelKind.W] == weights

@@ -3,7 +3,7 @@
 import pytest
 
 from pipec.cluster.cluster import parse_cluster
-from pipec.compiler.facts import summed_bytes, trained_bytes
+from pipec.compiler.facts import count_trained, list_sums
 from pipec.compiler.timeline import plan_timeline
 from pipec.cost.stage import MessageCost, StageCost
 from pipec.cost.table import CostTable
@@ -68,7 +68,7 @@ def test_replicas_add_up_their_gradients_before_they_step() -> None:
     assert [took[f"{s}REDUCE_GRAD@1"] for s in range(2)] == [100, 100]
     shares = [1 / 2, 16 / 17]  # a replica steps whole parameters: 16 weights, or their bias
     assert [took[f"{s}STEP@1"] for s in range(2)] == pytest.approx([5 * shares[0], 10 * shares[1]])
-    assert summed_bytes(plan) == {trained_bytes(s) for s in plan.stages}
+    assert list_sums(plan) == {count_trained(s) for s in plan.stages}
 
 
 @pytest.mark.parametrize("schedule", ["interleaved", "zbv"])

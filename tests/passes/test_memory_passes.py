@@ -20,8 +20,8 @@ from pipec.compiler.fit import Fit, Residency
 from pipec.compiler.pass_base import Pass
 from pipec.compiler.pass_manager import parse_pipeline, run_passes
 from pipec.compiler.refine import Search
-from pipec.compiler.reside import applied
-from pipec.compiler.residency import saved_in_order, stage_work, working_bytes
+from pipec.compiler.reside import make_applier
+from pipec.compiler.residency import list_saved, stage_work, working_bytes
 from pipec.compiler.timeline import plan_timeline
 from pipec.compiler.working import Rewrites, WorkingBytes
 from pipec.errors import PassError, PlanError
@@ -270,8 +270,8 @@ def test_added_time_is_within_a_point_of_the_bound(
     timeline = plan_timeline(plan, schedule)
     given = {"recompute": False, "host": False, **options}
     limit = share * max(timeline.peak_bytes)
-    fit = Fit(plan, schedule, limit, applied(plan, schedule), **given)
-    solved = fit.solved()
+    fit = Fit(plan, schedule, limit, make_applier(plan, schedule), **given)
+    solved = fit.solve()
     assert solved is not None
     for found in solved.stages:
         assert isinstance(found, Residency)
@@ -309,7 +309,7 @@ def test_an_order_made_from_costs_stands_in_front_of_the_memory_pass() -> None:
 
 def fit_of(name: str) -> Fit:
     order = scheduled(plan_of(), name, MICROBATCHES)
-    return Fit(plan_of(), order, None, applied(plan_of(), order), recompute=True, host=True)
+    return Fit(plan_of(), order, None, make_applier(plan_of(), order), recompute=True, host=True)
 
 
 @pytest.mark.parametrize("kind", [InsertRecompute, InsertOffload])
@@ -324,7 +324,7 @@ def test_an_impossible_limit_says_how_far_it_was(kind: type[Any]) -> None:
 def test_a_limit_below_the_weights_is_refused_before_any_search(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(Fit, "solved", None)
+    monkeypatch.setattr(Fit, "solve", None)
     monkeypatch.setattr(Search, "best", None)
     with pytest.raises(PassError, match="the optimizer's state alone") as told:
         InsertOffload(memory_limit=1e4, recompute=True).run(plan_of())
@@ -345,7 +345,7 @@ def test_no_choice_holds_less_than_what_is_static(name: str) -> None:
             again = [a.name for a, k in zip(able, kinds, strict=True) if k and a.seconds < np.inf]
             out = tuple(a.name for a in able if a.leaves and a.name not in again and share)
             chosen.append(Fates(frozenset(again), ((1, out),) if out else ()))
-        assert (static <= np.array(fit.simulated(chosen).peak_bytes)).all()
+        assert (static <= np.array(fit.simulate(chosen).peak_bytes)).all()
 
 
 def test_a_model_without_loss_and_a_second_offload_are_refused() -> None:
@@ -390,7 +390,7 @@ def test_working_bytes_are_those_of_the_rewritten_graphs() -> None:
     """Told from the order of nodes alone, for any values."""
     work = stage_work(plan_of())[1]
     training = work.training
-    names, rng = saved_in_order(training), np.random.default_rng(0)
+    names, rng = list_saved(training), np.random.default_rng(0)
     rewrites = Rewrites(work, {})
     told = WorkingBytes(rewrites, 3)
     for share in np.linspace(0, 1, 8):

@@ -14,7 +14,7 @@ from pipec.compiler.chain import run_chain
 from pipec.compiler.driver import emit
 from pipec.compiler.pass_manager import parse_pipeline, run_passes
 from pipec.compiler.verify import verify_artifacts, verify_stages
-from pipec.compiler.verify_training import played
+from pipec.compiler.verify_training import play_schedule
 from pipec.errors import GraphError, PassError
 from pipec.frontends.base import Loaded
 from pipec.frontends.torch_module import from_module
@@ -108,7 +108,7 @@ def test_gradients_go_back_in_the_same_casts(to: Any, tmp_path: Path) -> None:
     emit(plan, tmp_path / "out")
     assert verify_artifacts(tmp_path / "out", loaded).ok
     net, x = model(), torch.randn(8, 16)
-    found, *_ = played(plan, [{"input": x}], seed=0)
+    found, *_ = play_schedule(plan, [{"input": x}], seed=0)
     loss(eager(x, modules_before_cut(plan), to, net)).backward()
     want = trained(net)
     for name, gradient in want.items():

@@ -14,8 +14,8 @@ from pipec.compiler.fates import Fates
 from pipec.compiler.fit import Fit, Fitted
 from pipec.compiler.lifespan import DEPTHS, lifespans, until_it_fits
 from pipec.compiler.pass_manager import parse_pipeline, run_passes
-from pipec.compiler.reside import applied, best, planned
-from pipec.compiler.residency import saved_in_order
+from pipec.compiler.reside import best, find_schedule, make_applier
+from pipec.compiler.residency import list_saved
 from pipec.compiler.timeline import plan_timeline
 from pipec.errors import PassError, PipecError, PlanError
 from pipec.frontends.trace import Loss, trace
@@ -170,9 +170,9 @@ def rule(fit: Fit, depth: int) -> Fitted | None:
 def test_what_is_predicted_of_a_rule_is_predicted_of_its_plan() -> None:
     """The facts of stages with values gone are those of the rewritten graphs: to the bit."""
     plan = cut_for("zbv", 4)
-    order = planned(plan, "zbv", 4)
+    order = find_schedule(plan, "zbv", 4)
     limit = 0.9 * max(plan_timeline(plan, order).peak_bytes)
-    fit = Fit(plan, order, limit, applied(plan, order), False, True)
+    fit = Fit(plan, order, limit, make_applier(plan, order), False, True)
     chosen = until_it_fits(fit, 0) or pytest.fail("nothing fits")
     timeline = fit.foresight.timeline(chosen)
     rewritten, moved = fit.apply(chosen)
@@ -183,9 +183,9 @@ def test_what_is_predicted_of_a_rule_is_predicted_of_its_plan() -> None:
 
 def test_what_is_fetched_is_not_counted_as_computed_again() -> None:
     plan = cut_for("1f1b{parts=4}", 8)
-    order = planned(plan, "1f1b{parts=4}", 4)
+    order = find_schedule(plan, "1f1b{parts=4}", 4)
     slots = [((1, tuple(_names(plan, s))),) for s in range(8)]
-    rewritten, _ = applied(plan, order)([Fates(frozenset(), s) for s in slots])
+    rewritten, _ = make_applier(plan, order)([Fates(frozenset(), s) for s in slots])
     before, after = (plan_facts(p).times().compute for p in (plan, rewritten))
     assert before == after
 
@@ -193,7 +193,7 @@ def test_what_is_fetched_is_not_counted_as_computed_again() -> None:
 def _names(plan: Plan, stage: int) -> list[str]:
     training = plan.stages[stage].training
     assert training is not None
-    return saved_in_order(training)
+    return list_saved(training)
 
 
 @pytest.mark.parametrize("recompute", [False, True])
@@ -205,9 +205,9 @@ def test_the_choice_is_never_slower_than_selective_offload_by_lifespan(
     schedule: str, stages: int, share: float, recompute: bool
 ) -> None:
     plan = cut_for(schedule, stages)
-    order = planned(plan, schedule, 4)
+    order = find_schedule(plan, schedule, 4)
     limit = share * max(plan_timeline(plan, order).peak_bytes)
-    fit = Fit(plan, order, limit, applied(plan, order), recompute, True)
+    fit = Fit(plan, order, limit, make_applier(plan, order), recompute, True)
     by_rule = [f for f in map(partial(rule, fit), DEPTHS) if f is not None]
     assert by_rule
     found = best(fit)

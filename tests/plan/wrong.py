@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from pipec.cluster.cluster import parse_cluster
-from pipec.compiler.complete import completed
+from pipec.compiler.complete import complete
 from pipec.compiler.pass_manager import parse_pipeline, run_passes
 from pipec.frontends.trace import Loss, trace
 from pipec.graph.comm import RECV, SEND
@@ -96,7 +96,7 @@ def start(name: str) -> Plan:
 
 def pipemare(plan: Plan) -> Plan:
     """Let the backward of an eager part use other weights than its forward."""
-    return plan.replace(schedule=completed(generate("pipemare", 4, 4), plan), timeline=None)
+    return plan.replace(schedule=complete(generate("pipemare", 4, 4), plan), timeline=None)
 
 
 def pipemare_again(plan: Plan) -> Plan:

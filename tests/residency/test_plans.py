@@ -20,8 +20,8 @@ from pipec.compiler.facts import plan_facts
 from pipec.compiler.fates import KEPT, Fates, Foresight
 from pipec.compiler.fit import Fit
 from pipec.compiler.pass_manager import parse_pipeline
-from pipec.compiler.reside import applied, best, planned
-from pipec.compiler.residency import StageWork, saved_in_order, stage_work
+from pipec.compiler.reside import best, find_schedule, make_applier
+from pipec.compiler.residency import StageWork, list_saved, stage_work
 from pipec.compiler.timeline import plan_timeline, timeline_of
 from pipec.compiler.working import values_of
 from pipec.cost.stage import StageCost
@@ -74,7 +74,7 @@ def fates(plan: Plan, schedule: Schedule, stage: int, depths: tuple[int, ...]) -
     """Every value kept, computed again or, all in one slot of some depth, in host memory."""
     training = plan.stages[stage].training
     assert training is not None
-    names = saved_in_order(training)
+    names = list_saved(training)
     _, again = values_of(stage_work(plan)[stage])
     alone = schedule.devices == schedule.stages
     moves = in_flight(schedule)[stage].most > 1 or not alone  # else no copy lowers the peak
@@ -88,7 +88,7 @@ def fates(plan: Plan, schedule: Schedule, stage: int, depths: tuple[int, ...]) -
 
 def parts(plan: Plan, schedule: Schedule, stage: int, depths: tuple[int, ...]) -> list[Part]:
     """Of every fate of one stage's values, with everything kept on the others."""
-    apply, found = applied(plan, schedule), []
+    apply, found = make_applier(plan, schedule), []
     for mine in fates(plan, schedule, stage, depths):
         chosen = [Fates(frozenset(), ())] * len(plan.stages)
         chosen[stage] = mine
@@ -130,7 +130,7 @@ def random_plan(seed: int, alone: str = "") -> tuple[Plan, Schedule]:
         stack += [nn.Linear(before, after), draw.choice((nn.ReLU, nn.GELU, nn.Tanh))()]
     plan = cut(stacked(stack, batch, widths[0], widths[-1]), stages, faster, alone)
     order = alone or draw.choice(("1f1b", "gpipe"))
-    return plan, planned(plan, order, draw.choice((2, 3, 4, 6)))
+    return plan, find_schedule(plan, order, draw.choice((2, 3, 4, 6)))
 
 
 def optima(plan: Plan, schedule: Schedule, limits: list[float]) -> list[tuple[float, list[Fates]]]:
@@ -181,14 +181,14 @@ def test_within_a_point_of_brute_force(
         plan, schedule = random_plan(*setting)
     else:
         plan = plan_of(*setting)
-        schedule = planned(plan, "1f1b", MICROBATCHES)
-    plain, apply = plan_timeline(plan, schedule), applied(plan, schedule)
+        schedule = find_schedule(plan, "1f1b", MICROBATCHES)
+    plain, apply = plan_timeline(plan, schedule), make_applier(plan, schedule)
     limits = [share * max(plain.peak_bytes) for share in shares]
     fitted = 0
     for limit, (seconds, fates) in zip(limits, optima(plan, schedule, limits), strict=True):
         try:
             found = best(
-                Fit(plan, schedule, limit, applied(plan, schedule), recompute=True, host=True)
+                Fit(plan, schedule, limit, make_applier(plan, schedule), recompute=True, host=True)
             ).timeline
         except PassError:
             assert seconds == np.inf
@@ -215,8 +215,8 @@ def test_what_is_foreseen_of_fates_is_what_their_plan_takes(schedule: str, measu
         kinds = {w.device.kind for w in stage_work(plan)}
         table = dict.fromkeys((s.cost_key for s in plan.stages), cost)
         plan = plan.replace(costs=replace(plan.costs, stages=dict.fromkeys(kinds, table)))
-    order, draw = planned(plan, schedule, 4), random.Random(0)
-    foresight, apply = Foresight(plan, order), applied(plan, order)
+    order, draw = find_schedule(plan, schedule, 4), random.Random(0)
+    foresight, apply = Foresight(plan, order), make_applier(plan, order)
     for share in (0.0, 0.3, 0.6, 1.0):
         chosen = [drawn_fates(work, draw, share) for work in stage_work(plan)]
         told, real = foresight.timeline(chosen), plan_timeline(*apply(chosen))
@@ -227,7 +227,7 @@ def test_what_is_foreseen_of_fates_is_what_their_plan_takes(schedule: str, measu
 
 def drawn_fates(work: StageWork, draw: random.Random, share: float) -> Fates:
     """Some values computed again, the others in two slots or kept."""
-    names, (_, again) = saved_in_order(work.training), values_of(work)
+    names, (_, again) = list_saved(work.training), values_of(work)
     able = [n for n, a in zip(names, again, strict=True) if np.isfinite(a)]
     recompute = frozenset(n for n in able if draw.random() < share)
     left = [n for n in names if n not in recompute]
@@ -242,15 +242,15 @@ def test_a_stage_that_sees_no_gain_computes_every_second_value_again() -> None:
     Its own problem, in which what is computed again counts beside what is kept, knows of no gain.
     """
     plan = plan_of(6, 2, 8)
-    schedule = planned(plan, "1f1b", MICROBATCHES)
+    schedule = find_schedule(plan, "1f1b", MICROBATCHES)
     plain = plan_timeline(plan, schedule)
     limit = 0.8 * max(plain.peak_bytes)
     leaves = Fates(frozenset(), ((0, ("relu", "relu_1", "relu_2")),))
-    known = applied(plan, schedule)([leaves, Fates(frozenset({"relu", "relu_3"}), ())])
+    known = make_applier(plan, schedule)([leaves, Fates(frozenset({"relu", "relu_3"}), ())])
     fits = plan_timeline(*known)
     assert max(fits.peak_bytes) <= limit < plain.peak_bytes[1]
     found = best(
-        Fit(plan, schedule, limit, applied(plan, schedule), recompute=True, host=True)
+        Fit(plan, schedule, limit, make_applier(plan, schedule), recompute=True, host=True)
     ).timeline
     assert max(found.peak_bytes) <= limit
     assert found.seconds <= fits.seconds + POINT * plain.seconds
@@ -261,14 +261,14 @@ def test_the_way_to_a_faster_plan_leads_through_several_that_are_too_full() -> N
     stack = [nn.Linear(256, 1024), nn.LayerNorm(1024), nn.Tanh(), nn.Linear(1024, 1024), nn.GELU(),
              nn.Linear(1024, 512), nn.ReLU()]  # fmt: skip
     plan = cut(stacked(stack, 8192, 256, 512), 2, 0.1)
-    schedule = planned(plan, "1f1b", MICROBATCHES)
+    schedule = find_schedule(plan, "1f1b", MICROBATCHES)
     plain = plan_timeline(plan, schedule)
     limit = 0.81 * max(plain.peak_bytes)
     leaves = Fates(frozenset({"addmm"}), ((1, ("tanh",)), (2, ("input_1",))))
-    fits = plan_timeline(*applied(plan, schedule)([leaves, KEPT]))
+    fits = plan_timeline(*make_applier(plan, schedule)([leaves, KEPT]))
     assert max(fits.peak_bytes) <= limit
     found = best(
-        Fit(plan, schedule, limit, applied(plan, schedule), recompute=True, host=True)
+        Fit(plan, schedule, limit, make_applier(plan, schedule), recompute=True, host=True)
     ).timeline
     assert max(found.peak_bytes) <= limit
     assert found.seconds <= fits.seconds + POINT * plain.seconds

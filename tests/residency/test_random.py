@@ -10,7 +10,7 @@ from torch import fx, nn
 
 from pipec.autodiff.recompute import is_random, views
 from pipec.autodiff.rewrite import lineage, recompute_values
-from pipec.compiler.residency import saved_in_order
+from pipec.compiler.residency import list_saved
 from pipec.compiler.tolerance import SAME_KERNELS, rounding_tolerance
 from pipec.compiler.verify_training import compare_gradients
 from pipec.errors import PipecError, PlanError
@@ -35,7 +35,7 @@ def everything_again(plan: Plan) -> Plan:
     for stage in plan.stages:
         training = stage.training
         assert training
-        names = saved_in_order(training)
+        names = list_saved(training)
         again: set[str] = set()
         for name in names[::-1]:
             kept = set(names) - again - {name}

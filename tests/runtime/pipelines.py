@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from pipec.cluster.cluster import parse_cluster
-from pipec.compiler.complete import completed
+from pipec.compiler.complete import complete
 from pipec.compiler.driver import default_passes, emit, make_plan
 from pipec.frontends.torch_module import from_module
 from pipec.frontends.trace import Loss, trace
@@ -88,7 +88,7 @@ def staged_graph(graph: Graph, parts: list[Graph], *, recompute: str = "views") 
 
 def scheduled(plan: Plan, name: str, microbatches: int, **options: object) -> Schedule:
     """A named schedule with everything that the plan needs."""
-    return completed(generate(name, len(plan.stages), microbatches, **options), plan)
+    return complete(generate(name, len(plan.stages), microbatches, **options), plan)
 
 
 def emitted(directory: Path, devices: int, *, schedule: str = "1f1b") -> Plan:

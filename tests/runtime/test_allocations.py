@@ -12,8 +12,8 @@ from pipec.compiler.driver import make_plan
 from pipec.compiler.fates import Fates
 from pipec.compiler.pass_manager import parse_pipeline, run_passes
 from pipec.compiler.profile import Profiler
-from pipec.compiler.reside import applied
-from pipec.compiler.stage_timing import measured_stage
+from pipec.compiler.reside import make_applier
+from pipec.compiler.stage_timing import find_measured
 from pipec.compiler.timeline import plan_timeline
 from pipec.frontends.trace import Loss, trace
 from pipec.graph.ir import Source
@@ -153,7 +153,7 @@ def test_a_measured_stage_stays_measured_when_it_is_rewritten() -> None:
         f"insert-recompute{{memory-limit={limit} generator=gpipe microbatches=6}}"
     )
     plan = run_passes([*first, *told], base)
-    before, after = (measured_stage(p, p.stages[0]) for p in (base, plan))
+    before, after = (find_measured(p, p.stages[0]) for p in (base, plan))
     assert before is not None
     assert after is not None
     assert after.F == before.F
@@ -178,7 +178,7 @@ def test_what_actions_of_a_rewritten_stage_take_was_predicted_before(
     assert plain.timeline is not None
     limit = part * max(plain.timeline.peak_bytes)
     plan = run_passes(parse_pipeline(f"insert-recompute{{memory-limit={limit} {told}}}"), base)
-    rewritten = [(s.cost_key, measured_stage(plan, s)) for s in plan.stages]
+    rewritten = [(s.cost_key, find_measured(plan, s)) for s in plan.stages]
     again = Profiler(plan, batch, Settings(adam)).measure(0.0).stages
     assert {k for k, _ in rewritten} != {s.cost_key for s in base.stages}
     for key, predicted in rewritten:
@@ -193,9 +193,9 @@ def test_what_a_backward_of_chosen_values_takes_was_predicted(again: list[str]) 
     base, batch = measured(CONVOLUTIONS, 2)
     order = scheduled(base, "zb-h1", 6)
     chosen = [Fates(frozenset(), ()), Fates(frozenset(again), ())]
-    plan = applied(base, order)(chosen)[0]
+    plan = make_applier(base, order)(chosen)[0]
     stage = plan.stages[1]
-    predicted = measured_stage(plan, stage)
+    predicted = find_measured(plan, stage)
     assert predicted is not None
     assert stage.cost_key != base.stages[1].cost_key
     counted = Profiler(plan, batch, Settings(adam)).measure(0.0).stages[stage.cost_key].workspace

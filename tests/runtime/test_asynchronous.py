@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pipec.compiler.complete import completed
+from pipec.compiler.complete import complete
 from pipec.compiler.driver import emit
 from pipec.errors import PipecError
 from pipec.frontends.trace import Loss, trace
@@ -130,7 +130,7 @@ def test_pipefb_with_other_cuts_for_the_backward_is_refused_before_it_runs() -> 
     case, _, plan = mlp()
     order = generate("pipefb", STAGES, MICROBATCHES, backward_stages=2)
     with pytest.raises(PipecError, match=r"cut differently(.|\n)*4 forward and 2 backward"):
-        completed(order, plan)
+        complete(order, plan)
     with pytest.raises(PipecError, match=r"cut differently(.|\n)*leave out backward_stages"):
         LocalPipeline(plan, batches(case, plan.graph), Settings(sgd), schedule=order)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from pipec.backends.fpga.training.kinks import other_sides
 from pipec.backends.fpga.training.run import EmittedPipeline, TrainedRunner
 from pipec.compiler.comparison import Allowed, Comparison, compare
-from pipec.compiler.verify_training import add, compared, gradients_of, noise_of
+from pipec.compiler.verify_training import add, compare_each, gradients_of, noise_of
 from pipec.graph.ir import Graph
 from pipec.plan.model import Plan
 from pipec.runtime.program import StageProgram
@@ -63,18 +63,18 @@ def compare_emitted(
     for batch in batches:
         add(want, gradients_of(source, batch, set(found), seed))
     by = Allowed(tolerance)
-    comparisons = compared(found, want, stage_of, by)
+    comparisons = compare_each(found, want, stage_of, by)
     if not all(c.ok for c in comparisons):
         sides = other_sides(program.stages, source.weights, batches, seed, boards.saved, tolerance)
         if sides.relus + sides.maxima:
             add(want, sides.gradients)
             by = Allowed(tolerance, f"({sides})")
-            comparisons = compared(found, want, stage_of, by)
+            comparisons = compare_each(found, want, stage_of, by)
     if tolerance and not all(c.ok for c in comparisons):
         noise = noise_of(source, batches[0], set(found), seed)
         most = CANCELLED * max(float(g.abs().max()) for g in want.values())
         sizes = {n: min(len(batches) * moves / tolerance, most) for n, moves in noise.items()}
-        comparisons = compared(found, want, stage_of, by, sizes)
+        comparisons = compare_each(found, want, stage_of, by, sizes)
     for stage, runner in zip(program.stages, runners, strict=True):
         own = {n: want[n] for n in _find_trained(stage) if n not in program.tied}
         comparisons += compare_updates(source, stage, own, runner, tolerance)

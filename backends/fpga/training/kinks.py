@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, fx
 
 from pipec.backends.fpga.engines.network import integers
-from pipec.compiler.verify_training import add, chained
+from pipec.compiler.verify_training import add, chain_stages
 from pipec.graph.ir import Graph, InputKind
 from pipec.runtime.program import StageProgram
 
@@ -74,9 +74,9 @@ def other_sides(
 
     for microbatch, inputs in enumerate(batches):
         before = list(counts)
-        there = chained(stages, weights, inputs, seed, partial(turn, microbatch))
+        there = chain_stages(stages, weights, inputs, seed, partial(turn, microbatch))
         if counts != before:
-            here = chained(stages, weights, inputs, seed)
+            here = chain_stages(stages, weights, inputs, seed)
             add(gradients, {n: there[n] - here[n] for n in here})
     return Sides(counts[0], counts[1], gradients)
 

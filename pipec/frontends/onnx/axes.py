@@ -18,7 +18,7 @@ from pipec.frontends.base import LoadOptions
 from pipec.frontends.onnx.evaluation import Evaluation, describe
 from pipec.frontends.onnx.files import evaluate_model
 from pipec.frontends.onnx.frame import standard
-from pipec.frontends.onnx.inputs import bound_sizes, dimensions
+from pipec.frontends.onnx.inputs import bind_sizes, dimensions
 from pipec.frontends.onnx.subgraphs import reads
 from pipec.graph.arrays import Array
 from pipec.graph.axes import Axes, Axis, Sizes, most_open, other_sizes, with_sizes
@@ -66,7 +66,7 @@ class Growth:
             found.setdefault(self.dims(name)[k], axis.name)
         return found
 
-    def written(self, name: str) -> list[int | str]:
+    def write_shape(self, name: str) -> list[int | str]:
         """The shape of a tensor as a model says it: numbers, and names of what is open."""
         return [
             sizes[0] if len(set(sizes)) == 1 else self.labels.get(sizes, f"{name}.{k}")
@@ -110,7 +110,7 @@ def _equal(known: Sequence[Array | None]) -> bool:
     return all(o is not None and first is not None and np.array_equal(first, o) for o in others)
 
 
-def declared_axes(evaluation: Evaluation, options: LoadOptions) -> list[Axis]:
+def find_axes(evaluation: Evaluation, options: LoadOptions) -> list[Axis]:
     """Axes that the file leaves open and the user does not bind.
 
     Dimensions of one name are one axis. Those without a name are one where they have the same
@@ -118,13 +118,13 @@ def declared_axes(evaluation: Evaluation, options: LoadOptions) -> list[Axis]:
     """
     places: dict[str, list[tuple[str, int]]] = {}
     sizes: dict[str, int] = {}
-    bound = bound_sizes(evaluation.model.written, options)
+    bound = bind_sizes(evaluation.model.written, options)
     for info in evaluation.model.written.inputs:
         value = evaluation.inputs[info.name]
         if not isinstance(value, Tensor):
             continue
         for k, dim in enumerate(dimensions(info) or ()):
-            if dim.size is None and dim.sized(bound) is None:
+            if dim.size is None and dim.evaluate(bound) is None:
                 name = with_sizes(dim.name, bound) or f"axis {k} of size {value.shape[k]}"
                 places.setdefault(name, []).append((info.name, k))
                 sizes[name] = value.shape[k]
@@ -138,7 +138,7 @@ def open_axes(evaluation: Evaluation, options: LoadOptions) -> tuple[Axes, Growt
     def attempt(axes: Sequence[Axis]) -> None:
         found[tuple(axes)] = grow(evaluation, axes, options)
 
-    axes = most_open(declared_axes(evaluation, options), attempt)
+    axes = most_open(find_axes(evaluation, options), attempt)
     return axes, found.get(axes.open) or grow(evaluation, axes.open, options)
 
 
@@ -153,7 +153,7 @@ def grow(evaluation: Evaluation, axes: Sequence[Axis], options: LoadOptions) -> 
     errors = []
     for group in other_sizes(axes):
         try:
-            others = [_evaluated(evaluation, Axes(tuple(axes)), s, options) for s in group]
+            others = [_evaluate(evaluation, Axes(tuple(axes)), s, options) for s in group]
         except FrontendError as error:
             errors.append(error)
             continue
@@ -163,9 +163,7 @@ def grow(evaluation: Evaluation, axes: Sequence[Axis], options: LoadOptions) -> 
     raise errors[0]
 
 
-def _evaluated(
-    evaluation: Evaluation, axes: Axes, sizes: Sizes, options: LoadOptions
-) -> Evaluation:
+def _evaluate(evaluation: Evaluation, axes: Axes, sizes: Sizes, options: LoadOptions) -> Evaluation:
     planned = {n: tuple(v.shape) for n, v in evaluation.inputs.items() if isinstance(v, Tensor)}
     shapes = {n: tuple(s) for n, s in axes.shapes(planned, sizes).items()}
     given: Mapping[str, tuple[int, ...]] = {**options.shapes, **shapes}

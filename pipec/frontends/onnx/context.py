@@ -26,8 +26,8 @@ class Runner(Protocol):
     pinned: frozenset[str]
     sized: frozenset[str]
 
-    def lifted(self, array: Array) -> Tensor | None:
-        """What computes a known value that depends on open sizes; see `Interpreter.lifted`."""
+    def lift(self, array: Array) -> Tensor | None:
+        """What computes a known value that depends on open sizes; see `Interpreter.lift`."""
 
     def subgraph(
         self, ctx: "Context", graph: onnx.GraphProto, inputs: list[Value], tag: str
@@ -69,7 +69,7 @@ class Context:
         """The attribute's value (strings decoded), or ``default`` where it is not written."""
         for a in self.node.attribute:
             if a.name == name:
-                return _decoded(onnx.helper.get_attribute_value(a))
+                return _decode(onnx.helper.get_attribute_value(a))
         return default
 
     def tensor(self, value: Value) -> Tensor:
@@ -81,7 +81,7 @@ class Context:
         if isinstance(value, Tensor):
             return value
         array = array_of(value)
-        made = self.runner.lifted(array)
+        made = self.runner.lift(array)
         if made is not None:
             return made
         name = self.runner.weights.name_of(array)
@@ -98,7 +98,7 @@ class Context:
 
     def number(self, value: Value) -> float | int | bool | None:
         """A known value of one element as a Python number, else None; None if sizes decide it."""
-        if isinstance(value, np.ndarray) and self.runner.lifted(value) is not None:
+        if isinstance(value, np.ndarray) and self.runner.lift(value) is not None:
             return None
         if isinstance(value, np.ndarray) and value.size == 1 and value.dtype.kind in "biuf":
             number: float | int | bool = value.reshape(()).item()
@@ -106,7 +106,7 @@ class Context:
         return None
 
 
-def _decoded(value: object) -> object:
+def _decode(value: object) -> object:
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace")
     if isinstance(value, list) and value and isinstance(value[0], bytes):

@@ -8,7 +8,7 @@ from torch import Tensor
 from pipec.frontends.onnx.context import Context, Result, scalar
 from pipec.frontends.onnx.refusals import Refused
 from pipec.frontends.onnx.structural import dims, structural
-from pipec.frontends.onnx.values import Value, array_of, known
+from pipec.frontends.onnx.values import Value, array_of, is_known
 from pipec.graph.arrays import Array
 
 MOST_TRIPS = 4096
@@ -114,6 +114,6 @@ def _slice(value: Value, axis: int, position: int) -> Value:
 
 
 def _stack(ctx: Context, column: list[Value], axis: int) -> Value:
-    if all(map(known, column)):
+    if all(map(is_known, column)):
         return np.stack([array_of(v) for v in column], axis)
     return torch.stack([ctx.tensor(v) for v in column], axis)

@@ -15,7 +15,7 @@ from pipec.frontends.onnx.interpreter import Interpreter
 from pipec.frontends.onnx.reader import ModelFile
 from pipec.frontends.onnx.recorder import Recorder
 from pipec.frontends.onnx.refusals import Demand, Refused
-from pipec.frontends.onnx.slots import pinned_by_slot, statistics
+from pipec.frontends.onnx.slots import find_pinned, statistics
 from pipec.frontends.onnx.subgraphs import reads
 from pipec.frontends.onnx.values import TORCH_OF_ONNX, Type, Value, type_of
 from pipec.frontends.onnx.ways import Way, worst
@@ -87,7 +87,7 @@ def evaluate(
     Raises:
         FrontendError: Nodes that cannot be run; all of them, with op, name and reason.
     """
-    values, pinned = dict(inputs), pinned_by_slot(model.proto.graph)
+    values, pinned = dict(inputs), find_pinned(model.proto.graph)
     wanted = frozenset[str]()
     for _ in range(len(values) + len(model.initializers) + 1):
         run = _Run(model, values, pinned, wanted, sized)
@@ -118,7 +118,7 @@ class _Run:
         self.model, self.inputs, self.wanted = model, inputs, wanted
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
         recorder = Recorder()
-        weights = Weights(lambda name, t: recorder.given(name, self._fake_of(t)))
+        weights = Weights(lambda name, t: recorder.add_input(name, self._fake_of(t)))
         self.result = Evaluation(model, inputs, weights, recorder)
         small = {n for n, v in inputs.items() if isinstance(v, Tensor) and _is_small(v)}
         trainable = {n for n in model.initializers if n not in pinned and is_weight(model, n)}
@@ -170,7 +170,7 @@ class _Run:
         if isinstance(value, list):
             return [self._input(f"{name}.{k}", v) for k, v in enumerate(value)]
         if isinstance(value, Tensor):
-            return self.result.recorder.given(name, self._fake_of(value))
+            return self.result.recorder.add_input(name, self._fake_of(value))
         return value
 
     def _fake_of(self, t: Tensor) -> Tensor:
@@ -226,7 +226,7 @@ class _Run:
             value = frame.env[output.name]
             self.result.outputs[output.name] = value
             if isinstance(value, np.ndarray) and has_torch_type(value):
-                made = self.interpreter.lifted(value)
+                made = self.interpreter.lift(value)
                 if made is None:
                     made = self.result.weights.constant(output.name, value)
                 self.result.yielded[output.name] = made

@@ -4,9 +4,9 @@ from pathlib import Path
 
 from pipec.frontends.base import LoadOptions
 from pipec.frontends.onnx.evaluation import Evaluation, evaluate
-from pipec.frontends.onnx.inline_if import inlined
-from pipec.frontends.onnx.inputs import bound_inputs, examples, input_types
-from pipec.frontends.onnx.paired import paired
+from pipec.frontends.onnx.inline_if import inline_ifs
+from pipec.frontends.onnx.inputs import bind_inputs, examples, input_types
+from pipec.frontends.onnx.paired import replace_paired
 from pipec.frontends.onnx.reader import ModelFile, read
 
 
@@ -32,10 +32,10 @@ def evaluate_model(
     Raises:
         FrontendError: See `OnnxFrontend.load`.
     """
-    model = paired(model) if options.paired else model
+    model = replace_paired(model) if options.paired else model
     types = input_types(model, options)
-    inputs = examples(model, types, bound_inputs(model, types, options), options.seed)
+    inputs = examples(model, types, bind_inputs(model, types, options), options.seed)
     evaluation = evaluate(model, inputs, sized=sized)
-    while (flat := inlined(evaluation.model, evaluation.known)) is not None:
+    while (flat := inline_ifs(evaluation.model, evaluation.known)) is not None:
         evaluation = evaluate(flat, inputs, sized=sized)
     return evaluation

@@ -13,7 +13,7 @@ from pipec.errors import first_line
 from pipec.frontends.onnx.frame import Frame, standard
 from pipec.frontends.onnx.mini import (
     ENGINE_ERRORS,
-    named_inputs,
+    name_inputs,
     one_node,
     output_types,
     type_proto,
@@ -51,7 +51,7 @@ def fold(node: NodeProto, frame: Frame, values: Sequence[Value]) -> tuple[Value,
         Refused: It is too large, or the reference evaluator cannot run it.
     """
     _check_size(node, frame, values)
-    inputs = named_inputs(node, values)
+    inputs = name_inputs(node, values)
     infos = {n: onnx.ValueInfoProto(name=n, type=type_proto(v)) for n, v in inputs.items()}
     outputs = [onnx.ValueInfoProto(name=o) for o in node.output if o]
     model = one_node(node, frame, infos, outputs, {})
@@ -102,7 +102,7 @@ def _range_length(values: Sequence[Value]) -> int:
 
 
 def _elements_made(node: NodeProto, frame: Frame, values: Sequence[Value]) -> int:
-    constants = {n: v for n, v in named_inputs(node, values).items() if isinstance(v, np.ndarray)}
+    constants = {n: v for n, v in name_inputs(node, values).items() if isinstance(v, np.ndarray)}
     infos = {n: onnx.ValueInfoProto(name=n, type=type_proto(v)) for n, v in constants.items()}
     outputs = [onnx.ValueInfoProto(name=o) for o in node.output if o]
     model = one_node(node, frame, infos, outputs, constants)

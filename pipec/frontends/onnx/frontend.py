@@ -14,9 +14,9 @@ from torch.export import graph_signature as export
 
 from pipec.errors import FrontendError, NoLossError, first_line
 from pipec.frontends.base import Frontend, Loaded, LoadOptions, user_code
-from pipec.frontends.examples import resized
+from pipec.frontends.examples import resize_inputs
 from pipec.frontends.factory import call_loss
-from pipec.frontends.hygiene import Naming, Traced, cleaned
+from pipec.frontends.hygiene import Naming, Traced, clean_graph
 from pipec.frontends.onnx.axes import Growth, open_axes
 from pipec.frontends.onnx.evaluation import Evaluation
 from pipec.frontends.onnx.files import evaluate_file, evaluate_model
@@ -49,7 +49,7 @@ class OnnxFrontend(Frontend):
         Raises:
             FrontendError: The file is broken, a dimension is open, or a node has no translation.
         """
-        options = options.decided()
+        options = options.decide_training()
         given = options.with_loss and options.loss
         loss = call_loss(options.loss, options.seed) if given else None
         evaluation, loss = _read(Path(spec), options, loss)
@@ -66,16 +66,16 @@ class OnnxFrontend(Frontend):
             graph = graph_of(evaluation, source, loss)
             return Loaded(graph, {**traced, **loss.inputs}, _loss_of(original, loss))
         graph = graph_of(evaluation, source)
-        told = _told_apart(graph, evaluation)
+        told = _name_quantised(graph, evaluation)
         inner = Original(evaluation.model.written, evaluation.inputs, told) if told else None
         graph = _with_loss(graph, spec) if options.with_loss else graph
 
-        def resized(shapes: Mapping[str, tuple[int, ...]]) -> Graph:
+        def resize(shapes: Mapping[str, tuple[int, ...]]) -> Graph:
             told = replace(options, shapes={**options.shapes, **shapes})
             other = evaluate_model(evaluation.model.written, told, growth.computed)
             return graph_of(other, source_of(other.model, told))
 
-        return Loaded(graph, traced, original, inner=inner, axes=axes, resized=resized)
+        return Loaded(graph, traced, original, inner=inner, axes=axes, resized=resize)
 
 
 def source_of(model: ModelFile, options: LoadOptions) -> Source:
@@ -110,7 +110,7 @@ def _read(path: Path, options: LoadOptions, loss: Loss | None) -> tuple[Evaluati
     if loss is None:
         return evaluate_file(path, options), None
     own = {n: s for n, s in options.shapes.items() if n not in loss.inputs}
-    sized = loss.with_inputs(resized(loss.inputs, options))
+    sized = loss.with_inputs(resize_inputs(loss.inputs, options))
     of_all = Loss(_OfAll(loss.fn), sized.target, alone=not options.scored)
     return evaluate_file(path, replace(options, shapes=own)), of_all
 
@@ -137,7 +137,7 @@ def graph_of(evaluation: Evaluation, source: Source, loss: Loss | None = None) -
     inputs = [name for name, v in evaluation.inputs.items() if isinstance(v, Tensor)]
     if loss is None:
         naming = Naming(inputs, list(evaluation.outputs), origin=origin)
-        graph = cleaned(_recorded(evaluation), naming, source, differentiable=True)
+        graph = clean_graph(_record(evaluation), naming, source, differentiable=True)
         graph = _beside_readers(graph, {})
         verify(graph, evaluation.model.where)
         return graph
@@ -159,7 +159,7 @@ _KINDS = {
 }
 
 
-def _recorded(evaluation: Evaluation) -> Traced:
+def _record(evaluation: Evaluation) -> Traced:
     """What was recorded of a model: its weights by kind, its inputs, its ops, what it yields."""
     recorder, weights = evaluation.recorder, evaluation.weights
     graph, kinds = recorder.graph, list(_KINDS)
@@ -280,7 +280,7 @@ class Original:
         """
         fed: dict[str, Array] = {**self._bound, **{n: to_array(t) for n, t in inputs.items()}}
         names = list(self._told.values())
-        found = _guarded(self._model, lambda: self._session.run(names, fed))
+        found = _guard(self._model, lambda: self._session.run(names, fed))
         return {n: to_tensor(np.asarray(a)) for n, a in zip(self._told, found, strict=True)}
 
 
@@ -296,7 +296,7 @@ def _loss_of(model: Original, loss: Loss) -> Callable[[Mapping[str, Tensor]], di
     return run
 
 
-def _told_apart(graph: Graph, evaluation: Evaluation) -> dict[str, str]:
+def _name_quantised(graph: Graph, evaluation: Evaluation) -> dict[str, str]:
     """Nodes of quantised ops to the names that the file as written has for what they yield."""
     nodes = evaluation.model.proto.graph.node
     written = {o for n in evaluation.model.written.proto.graph.node for o in n.output}
@@ -347,7 +347,7 @@ def session(model: ModelFile, outputs: Iterable[str] = (), *, profile: Path | No
             key = "session.model_external_initializers_file_folder_path"
             options.add_session_config_entry(key, folder)
     providers = ["CPUExecutionProvider"]
-    return _guarded(model, lambda: ort.InferenceSession(where, options, providers=providers))
+    return _guard(model, lambda: ort.InferenceSession(where, options, providers=providers))
 
 
 _NO_KERNEL = (
@@ -356,7 +356,7 @@ _NO_KERNEL = (
 )
 
 
-def _guarded(model: ModelFile, run: Callable[[], Any]) -> Any:
+def _guard(model: ModelFile, run: Callable[[], Any]) -> Any:
     try:
         return run()
     except engine_errors() as error:

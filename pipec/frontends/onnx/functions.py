@@ -22,14 +22,14 @@ def body_of(node: NodeProto, frame: Frame, values: Sequence[Value]) -> FunctionP
     """
     local = frame.functions.get((node.domain, node.op_type, node.overload))
     if local is not None:
-        return _bound(local, node, {a.name: a for a in local.attribute_proto})
+        return _bind_attributes(local, node, {a.name: a for a in local.attribute_proto})
     version = frame.version(node.domain)
     try:
         schema = onnx.defs.get_schema(node.op_type, version, standard(node.domain))
     except onnx.defs.SchemaError as error:
         raise Refused(f"ONNX has no such op in opset {version}") from error
     defaults = {n: a.default_value for n, a in schema.attributes.items() if a.default_value.name}
-    return _bound(_schema_body(schema, version, node, values), node, defaults)
+    return _bind_attributes(_schema_body(schema, version, node, values), node, defaults)
 
 
 def _schema_body(
@@ -53,7 +53,7 @@ def _schema_body(
     raise Refused("it has no function body")
 
 
-def _bound(body: FunctionProto, node: NodeProto, defaults: Attributes) -> FunctionProto:
+def _bind_attributes(body: FunctionProto, node: NodeProto, defaults: Attributes) -> FunctionProto:
     """A copy of ``body`` in which references to attributes are replaced by their values."""
     given = {**defaults, **{a.name: a for a in node.attribute}}
     bound = FunctionProto()

@@ -14,7 +14,7 @@ from pipec.frontends.onnx.reader import ModelFile
 from pipec.graph.arrays import Array
 
 
-def inlined(model: ModelFile, known: Mapping[str, Array]) -> ModelFile | None:
+def inline_ifs(model: ModelFile, known: Mapping[str, Array]) -> ModelFile | None:
     """The model without the Ifs on known conditions; None where it has none.
 
     Args:
@@ -33,7 +33,7 @@ def inlined(model: ModelFile, known: Mapping[str, Array]) -> ModelFile | None:
             _inline(proto.graph, node, bool(known[node.input[0]].reshape(-1)[0]), k, taken)
         else:
             proto.graph.node.append(node)
-    return model.rewritten(proto)
+    return model.with_proto(proto)
 
 
 def _is_known_if(node: NodeProto, known: Mapping[str, Array]) -> bool:
@@ -59,14 +59,14 @@ def _inline(
         copy.name = renamed[tensor.name]
         graph.initializer.append(copy)
     for inner_node in branch.node:
-        graph.node.append(_renamed_node(inner_node, renamed))
+        graph.node.append(_rename_node(inner_node, renamed))
     for outer, inner_info in zip(node.output, branch.output, strict=True):
         if outer:
             source = renamed.get(inner_info.name, inner_info.name)
             graph.node.append(onnx.helper.make_node("Identity", [source], [outer]))
 
 
-def _renamed_node(node: NodeProto, renamed: Mapping[str, str]) -> NodeProto:
+def _rename_node(node: NodeProto, renamed: Mapping[str, str]) -> NodeProto:
     """A copy with names replaced, in subgraphs too, where they do not define the name anew."""
     copy = NodeProto()
     copy.CopyFrom(node)
@@ -84,7 +84,7 @@ def _rename_free(graph: GraphProto, renamed: Mapping[str, str]) -> None:
     own = {i.name for i in graph.input} | {t.name for t in graph.initializer}
     own |= {o for node in graph.node for o in node.output}
     outer = {old: new for old, new in renamed.items() if old not in own}
-    nodes = [_renamed_node(node, outer) for node in graph.node]
+    nodes = [_rename_node(node, outer) for node in graph.node]
     del graph.node[:]
     graph.node.extend(nodes)
     for output in graph.output:

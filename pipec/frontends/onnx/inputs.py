@@ -36,7 +36,7 @@ class Dimension:
     def __str__(self) -> str:
         return str(self.size) if self.size is not None else self.name or "?"
 
-    def sized(self, sizes: Mapping[str, int]) -> int | None:
+    def evaluate(self, sizes: Mapping[str, int]) -> int | None:
         """Its size by those of names; ``past + seq`` has one where both have."""
         return sizes.get(self.name, size_of(self.name, sizes))
 
@@ -65,7 +65,7 @@ def input_types(model: ModelFile, options: LoadOptions) -> dict[str, Type]:
     """
     names = {i.name for i in model.inputs}
     _check_options(model, options, names)
-    sizes = bound_sizes(model, options)
+    sizes = bind_sizes(model, options)
     for info in model.inputs:
         for dim, size in zip(
             dimensions(info) or (), options.shapes.get(info.name, ()), strict=False
@@ -83,7 +83,7 @@ def input_types(model: ModelFile, options: LoadOptions) -> dict[str, Type]:
     return {name: t for name, t in found.items() if t is not None}
 
 
-def bound_sizes(model: ModelFile, options: LoadOptions) -> dict[str, int]:
+def bind_sizes(model: ModelFile, options: LoadOptions) -> dict[str, int]:
     """Sizes of the dimensions that the user binds by name.
 
     Raises:
@@ -146,7 +146,7 @@ def _type(
         return Type(info.type.tensor_type.elem_type, given)
     if declared is None:
         return None
-    shape = [d.size if d.size is not None else d.sized(sizes) for d in declared]
+    shape = [d.size if d.size is not None else d.evaluate(sizes) for d in declared]
     known = [s for s in shape if s is not None]
     return Type(info.type.tensor_type.elem_type, tuple(known)) if len(known) == len(shape) else None
 
@@ -169,7 +169,7 @@ def _unbound(model: ModelFile, open_: Mapping[str, onnx.ValueInfoProto]) -> Fron
     )
 
 
-def bound_inputs(
+def bind_inputs(
     model: ModelFile, types: Mapping[str, Type], options: LoadOptions
 ) -> dict[str, Array]:
     """Values of inputs that the user fixed, in the input's type and shape.

@@ -25,9 +25,9 @@ from pipec.frontends.onnx.lowerings import LOADED
 from pipec.frontends.onnx.opaque import run_opaque
 from pipec.frontends.onnx.recorder import Recorder
 from pipec.frontends.onnx.refusals import Demand, NeedKnown, Refused
-from pipec.frontends.onnx.slots import promoted
+from pipec.frontends.onnx.slots import promote
 from pipec.frontends.onnx.structural import STRUCTURAL
-from pipec.frontends.onnx.values import Value, ints, known, leaves, torch_dtype, type_of
+from pipec.frontends.onnx.values import Value, ints, is_known, leaves, torch_dtype, type_of
 from pipec.frontends.onnx.ways import Way
 from pipec.frontends.onnx.weights import Weights
 from pipec.graph.arrays import Array
@@ -120,7 +120,7 @@ class Interpreter:
             if name:
                 self.bind(frame, name, value, values)
 
-    def lifted(self, array: Array) -> Tensor | None:
+    def lift(self, array: Array) -> Tensor | None:
         """What computes a known value that depends on open sizes; None for other values.
 
         What no lowering computes stays a constant.
@@ -133,7 +133,7 @@ class Interpreter:
             self._lifted.update(dict.fromkeys(ctx.node.output))
             self.recorder.index = int(ctx.path)
             try:
-                found = self._computed(ctx, array)
+                found = self._compute(ctx, array)
             except Refused:
                 return None
             finally:
@@ -141,7 +141,7 @@ class Interpreter:
             self._lifted.update(zip(ctx.node.output, found, strict=False))
         return self._lifted[name]
 
-    def _computed(self, ctx: Context, array: Array) -> tuple[Tensor, ...]:
+    def _compute(self, ctx: Context, array: Array) -> tuple[Tensor, ...]:
         values = [self._read(ctx.frame, name) for name in ctx.node.input]
         op = "" if standard(ctx.node.domain) else ctx.node.op_type
         if op == "ConstantOfShape":
@@ -198,7 +198,7 @@ class Interpreter:
         return frame.env[name]
 
     def _outputs(self, ctx: Context, values: list[Value]) -> tuple[Value, ...]:
-        values = promoted(ctx, values)
+        values = promote(ctx, values)
         reasons = []
         for way in self._candidates(ctx, values):
             try:
@@ -215,7 +215,7 @@ class Interpreter:
         if standard(ctx.node.domain) == "" and ctx.node.op_type in STRUCTURAL:
             return [Way.STRUCTURAL, *([Way.ORT] if ctx.node.op_type in UNITS else [])]
         ways = [Way.NATIVE, Way.FUNCTION]
-        if all(map(known, values)) and deterministic(ctx.node):
+        if all(map(is_known, values)) and deterministic(ctx.node):
             ways.insert(_is_table(ctx.node, values), Way.FOLDED)
         return [*ways, Way.ORT]
 

@@ -102,6 +102,6 @@ def _type(name: str, found: Mapping[str, ValueInfoProto]) -> Type:
     return Type(tensor.elem_type, tuple(d.dim_value for d in tensor.shape.dim))
 
 
-def named_inputs(node: NodeProto, values: Sequence[Value]) -> dict[str, Value]:
+def name_inputs(node: NodeProto, values: Sequence[Value]) -> dict[str, Value]:
     """Input name to value, absent inputs left out."""
     return {n: v for n, v in zip(node.input, values, strict=False) if n and v is not None}

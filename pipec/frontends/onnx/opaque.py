@@ -11,7 +11,7 @@ from torch import Tensor
 from pipec.errors import first_line
 from pipec.frontends.onnx.context import Context
 from pipec.frontends.onnx.frame import standard
-from pipec.frontends.onnx.mini import named_inputs, one_node, output_types, type_proto
+from pipec.frontends.onnx.mini import name_inputs, one_node, output_types, type_proto
 from pipec.frontends.onnx.refusals import Refused
 from pipec.frontends.onnx.subgraphs import free_names
 from pipec.frontends.onnx.values import Type, Value, numpy_dtype, torch_dtype, type_of
@@ -26,7 +26,7 @@ _LARGEST_TRIAL = 2**24
 
 def _inputs(ctx: Context, values: Sequence[Value]) -> dict[str, Value]:
     """What the node reads by name: its inputs, and what its subgraphs read from outside."""
-    inputs = named_inputs(ctx.node, values)
+    inputs = name_inputs(ctx.node, values)
     for name in free_names(ctx.node):
         if name not in ctx.frame.env:
             raise Refused(f"a subgraph reads {name!r}, which nothing before it yields")
@@ -141,9 +141,7 @@ def _types_by_running(model: onnx.ModelProto) -> list[Type]:
         runs = []
         for fill in (0, 1):
             with warnings.catch_warnings(), np.errstate(all="ignore"):
-                runs.append(
-                    session.run(names, {i.name: _filled(i, fill) for i in model.graph.input})
-                )
+                runs.append(session.run(names, {i.name: _fill(i, fill) for i in model.graph.input}))
     except engine_errors() as error:
         raise Refused(f"onnxruntime does not run it: {first_line(error)}") from error
     if not all(isinstance(a, np.ndarray) for a in runs[0]):
@@ -154,7 +152,7 @@ def _types_by_running(model: onnx.ModelProto) -> list[Type]:
     return zeros
 
 
-def _filled(info: onnx.ValueInfoProto, value: int) -> Array:
+def _fill(info: onnx.ValueInfoProto, value: int) -> Array:
     tensor = info.type.tensor_type
     shape = [d.dim_value for d in tensor.shape.dim]
     if np.prod(shape, dtype=np.float64) > _LARGEST_TRIAL:

@@ -44,7 +44,7 @@ Format = tuple[str, str]
 """Names of a scale and a zero point, which may be empty."""
 
 
-def paired(model: ModelFile) -> ModelFile:
+def replace_paired(model: ModelFile) -> ModelFile:
     """The model with such operators replaced; itself if it has none.
 
     Args:
@@ -59,7 +59,7 @@ def paired(model: ModelFile) -> ModelFile:
     pairs = _Pairs({t.name: len(t.dims) for t in graph.initializer}, names_of(graph), _read(graph))
     for node in graph.node:
         proto.graph.node.extend(pairs.of(node))
-    return model.rewritten(proto)
+    return model.with_proto(proto)
 
 
 def _form(node: NodeProto) -> tuple[str, Sequence[int], int] | None:
@@ -106,7 +106,7 @@ class _Pairs:
         if form is not None and len(node.input) > form[2]:
             yield from self._operator(node, *form)
         elif node.op_type in _MOVES and (moved := self._moves(node)) is not None:
-            yield from self._moved(node, moved)
+            yield from self._move(node, moved)
         else:
             yield node
 
@@ -125,14 +125,14 @@ class _Pairs:
             before = self._real(bias, (scale, ""), 0)
             yield before
             reads.append(before.output[0])
-        yield from self._written(node, op, reads, (given[result], given[result + 1]))
+        yield from self._write(node, op, reads, (given[result], given[result + 1]))
 
     def _moves(self, node: NodeProto) -> Format | None:
         """The format of what a node moves; None of other numbers."""
         reads, writes = node.input[0], node.output[0]
         return self.formats.get(reads) or (self.read.get(writes) if reads in self.ranks else None)
 
-    def _moved(self, node: NodeProto, form: Format) -> Iterator[NodeProto]:
+    def _move(self, node: NodeProto, form: Format) -> Iterator[NodeProto]:
         values = [0, 2] if node.op_type == "Pad" else [0, 1, 2] if node.op_type == "Clip" else [0]
         reads = list(node.input)
         for at in values:
@@ -140,9 +140,9 @@ class _Pairs:
                 before = self._real(reads[at], form, None)
                 yield before
                 reads[at] = before.output[0]
-        yield from self._written(node, node.op_type, reads, form)
+        yield from self._write(node, node.op_type, reads, form)
 
-    def _written(
+    def _write(
         self, node: NodeProto, op: str, reads: Sequence[str], form: Format
     ) -> Iterator[NodeProto]:
         """The float operator, and its results in their format."""

@@ -71,7 +71,7 @@ class ModelFile:
         """Functions that the file defines."""
         return {(f.domain, f.name, f.overload): f for f in self.proto.functions}
 
-    def rewritten(self, proto: onnx.ModelProto) -> "ModelFile":
+    def with_proto(self, proto: onnx.ModelProto) -> "ModelFile":
         """This file as the compiler goes on with it: ``proto`` in place of what was read."""
         return ModelFile(proto, self.path, self)
 

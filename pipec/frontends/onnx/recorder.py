@@ -46,7 +46,7 @@ class Recorder(TorchDispatchMode):
         # Tensors stay alive here, so that an id names one tensor.
         self._made: dict[int, tuple[fx.Node, Tensor]] = {}
 
-    def given(self, name: str, value: Tensor) -> Tensor:
+    def add_input(self, name: str, value: Tensor) -> Tensor:
         """Let a tensor be one that the graph is given."""
         node = self.graph.placeholder(f"given_{len(self.names)}")
         self.names[node] = name
@@ -77,7 +77,7 @@ class Recorder(TorchDispatchMode):
         given = dict(kwargs or {})
         if namespace_of(func) == "prim":
             return func(*args, **given)
-        if _taken_apart(func):
+        if _is_decomposed(func):
             with self:
                 found: object = func.decompose(*args, **given)
             if found is not NotImplemented:
@@ -105,5 +105,5 @@ class Recorder(TorchDispatchMode):
 
 
 @cache
-def _taken_apart(op: OpOverload) -> bool:
+def _is_decomposed(op: OpOverload) -> bool:
     return op not in COMPOSITES and must_decompose(op)

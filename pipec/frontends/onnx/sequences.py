@@ -8,7 +8,7 @@ from torch import Tensor
 from pipec.frontends.onnx.context import Context, Result, scalar
 from pipec.frontends.onnx.refusals import Refused
 from pipec.frontends.onnx.structural import dims, structural
-from pipec.frontends.onnx.values import Value, array_of, ints, known
+from pipec.frontends.onnx.values import Value, array_of, ints, is_known
 
 
 @structural("SequenceConstruct")
@@ -110,7 +110,7 @@ def split_to_sequence(ctx: Context, x: Value, split: Value = None) -> Result:
     ends = np.cumsum(sizes).tolist()
     parts = [_part(x, axis, end - n, n) for end, n in zip(ends, sizes, strict=True)]
     if split is None and not ctx.attr("keepdims", 1):
-        return [_squeezed(p, axis) for p in parts]
+        return [_squeeze(p, axis) for p in parts]
     return parts
 
 
@@ -120,7 +120,7 @@ def _part(x: Value, axis: int, start: int, length: int) -> Value:
     return np.take(array_of(x), range(start, start + length), axis)
 
 
-def _squeezed(x: Value, axis: int) -> Value:
+def _squeeze(x: Value, axis: int) -> Value:
     return x.squeeze(axis) if isinstance(x, Tensor) else array_of(x).squeeze(axis)
 
 
@@ -130,7 +130,7 @@ def concat_from_sequence(ctx: Context, sequence: Value) -> Result:
     items, axis, new = _items(sequence), ctx.attr("axis"), ctx.attr("new_axis", 0)
     if not items:
         raise Refused("the sequence is empty")
-    if all(map(known, items)):
+    if all(map(is_known, items)):
         arrays = [array_of(v) for v in items]
         return np.stack(arrays, axis) if new else np.concatenate(arrays, axis)
     tensors = [ctx.tensor(v) for v in items]

@@ -5,7 +5,7 @@ import onnx
 
 from pipec.frontends.onnx.context import LOWERINGS, Context
 from pipec.frontends.onnx.frame import standard
-from pipec.frontends.onnx.values import Value, known
+from pipec.frontends.onnx.values import Value, is_known
 from pipec.graph.arrays import Array
 from pipec.graph.ir import InputKind
 
@@ -29,7 +29,7 @@ _VECTORS = {"Mul": (0, 1), "Add": (0, 1)}
 _STATISTICS = {"BatchNormalization": (3, 4)}
 
 
-def promoted(ctx: Context, values: list[Value]) -> list[Value]:
+def promote(ctx: Context, values: list[Value]) -> list[Value]:
     """The node's inputs with known weights turned into parameters and statistics into buffers.
 
     Old exporters keep weights in Constant and ConstantOfShape nodes. A value becomes a weight at
@@ -39,7 +39,7 @@ def promoted(ctx: Context, values: list[Value]) -> list[Value]:
     op = ctx.node.op_type
     if standard(ctx.node.domain) or op not in _STATISTICS | _WEIGHTS | _VECTORS:
         return values
-    if all(map(known, values)):
+    if all(map(is_known, values)):
         return values
     result, runner = list(values), ctx.runner
     for k, value in enumerate(values):
@@ -76,7 +76,7 @@ def statistics(graph: onnx.GraphProto) -> frozenset[str]:
     )
 
 
-def pinned_by_slot(graph: onnx.GraphProto) -> frozenset[str]:
+def find_pinned(graph: onnx.GraphProto) -> frozenset[str]:
     """Names that some lowering needs as numbers (scales of a Resize, ratio of a Dropout)."""
     return frozenset(
         name

@@ -240,7 +240,7 @@ class Assembler:
 
     def _value_info(self, name: str) -> onnx.ValueInfoProto:
         kind = self._type(name)
-        return helper.make_tensor_value_info(name, kind.dtype, self._growth.written(name))
+        return helper.make_tensor_value_info(name, kind.dtype, self._growth.write_shape(name))
 
     def _add_blank(self, part: Part, name: str, shapes: _ShapeNodes) -> None:
         kind, shape = self._type(name), f"{name}/shape"

@@ -97,10 +97,10 @@ def constant_tensor(array: Array) -> Tensor:
     return to_tensor(array)
 
 
-def known(value: Value) -> bool:
+def is_known(value: Value) -> bool:
     """Whether the value is a number, not a traced tensor; a list is when all its items are."""
     if isinstance(value, list):
-        return all(map(known, value))
+        return all(map(is_known, value))
     return not isinstance(value, Tensor)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import pipec
 from pipec.backends.fpga.training.kinks import other_sides
-from pipec.compiler.verify_training import add, chained, gradients_of
+from pipec.compiler.verify_training import add, chain_stages, gradients_of
 from pipec.frontends.trace import Loss, trace
 from pipec.graph.ir import InputKind, Source
 from pipec.plan.model import Plan
@@ -62,7 +62,7 @@ def saved_by(made: Plan, held: Tensors, frames: list[Tensors]) -> Saved:
             found[stage, at] = saved
             return saved
 
-        chained(Program.of(made).stages, held, inputs, 0, kept)
+        chain_stages(Program.of(made).stages, held, inputs, 0, kept)
     return found
 
 

@@ -8,7 +8,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from pipec.frontends.onnx.paired import paired
+from pipec.frontends.onnx.paired import replace_paired
 from pipec.frontends.onnx.reader import ModelFile
 from pipec.graph.opaque import ort_session
 
@@ -64,7 +64,7 @@ def proto(nodes: list[onnx.NodeProto], held: dict[str, Any], shape: Sequence[int
 
 def check(model: Any, shape: Sequence[int], operators: set[str]) -> None:
     """Both forms within one step of each other, and nearly everywhere equal."""
-    other = paired(ModelFile(model)).proto
+    other = replace_paired(ModelFile(model)).proto
     assert {n.op_type for n in other.graph.node} >= operators | {"DequantizeLinear"}
     assert not any("QLinear" in n.op_type or n.op_type == "QGemm" for n in other.graph.node)
     rng = np.random.default_rng(1)
@@ -115,7 +115,7 @@ def test_what_moves_values_keeps_their_format_and_so_does_a_table() -> None:
     nodes[1].input[0] = "x2"
     model = proto(nodes, held, X)
     check(model, X, {"Pad", "MaxPool", "Transpose", "Gather", "Add", "Mul"})
-    real = {n.op_type: n for n in paired(ModelFile(model)).proto.graph.node}
+    real = {n.op_type: n for n in replace_paired(ModelFile(model)).proto.graph.node}
     assert all(any("real" in r for r in real[op].input) for op in ("Pad", "Gather", "Transpose"))
 
 
@@ -125,6 +125,6 @@ def test_nothing_else_is_touched() -> None:
         "QLinearGlobalAveragePool", [*XS, *YS], ["y"], domain="com.microsoft", channels_last=1
     )
     model = ModelFile(proto([node], IN | OUT, X))
-    assert [n.op_type for n in paired(model).proto.graph.node] == [node.op_type]
+    assert [n.op_type for n in replace_paired(model).proto.graph.node] == [node.op_type]
     plain = ModelFile(proto([helper.make_node("Identity", ["x"], ["y"])], {}, X))
-    assert paired(plain) is plain
+    assert replace_paired(plain) is plain

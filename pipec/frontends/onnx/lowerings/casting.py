@@ -18,7 +18,7 @@ def cast(ctx: Context, x: Tensor) -> Result:
     """Another element type; the first opsets name it by a string."""
     to = ctx.attr("to")
     number = _NAMED.get(to.lower(), 0) if isinstance(to, str) else int(to)
-    return converted(x, torch_dtype(number))
+    return convert(x, torch_dtype(number))
 
 
 @lowering("CastLike", raw=None)
@@ -31,10 +31,10 @@ def cast_like(ctx: Context, x: Value, like: Value) -> Result:
         attributes = {a.name: onnx.helper.get_attribute_value(a) for a in ctx.node.attribute}
         node = onnx.helper.make_node("Cast", ["x"], ["y"], to=to, **attributes)
         return fold(node, ctx.frame, [x])
-    return converted(ctx.tensor(x), torch_dtype(to))
+    return convert(ctx.tensor(x), torch_dtype(to))
 
 
-def converted(x: Tensor, dtype: torch.dtype) -> Tensor:
+def convert(x: Tensor, dtype: torch.dtype) -> Tensor:
     """``x`` in another type as ONNX wants it.
 
     Raises:

@@ -38,7 +38,7 @@ def conv_transpose(ctx: Context, x: Tensor, w: Tensor, bias: Tensor | None = Non
         s * (n - 1) + (k - 1) * d + 1
         for n, s, k, d in zip(x.shape[2:], strides, w.shape[2:], dilations, strict=True)
     ]
-    begin, end = _transposed_pads(ctx, x, full, extra, strides)
+    begin, end = _find_pads(ctx, x, full, extra, strides)
     groups, function = ctx.attr("group", 1), _TRANSPOSED[rank]
     small = all(e < max(s, d) for e, s, d in zip(extra, strides, dilations, strict=True))
     if begin == end and min(begin) >= 0 and small:
@@ -50,7 +50,7 @@ def conv_transpose(ctx: Context, x: Tensor, w: Tensor, bias: Tensor | None = Non
     return y if late is None else y + late.reshape(-1, *ones)
 
 
-def _transposed_pads(
+def _find_pads(
     ctx: Context, x: Tensor, full: list[int], extra: list[int], strides: list[int]
 ) -> tuple[list[int], list[int]]:
     rank = len(full)

@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.nn import functional as fn
 
 from pipec.frontends.onnx.context import Context, Result, lowering
-from pipec.frontends.onnx.lowerings.unsigned import narrowed, ordered, widened
+from pipec.frontends.onnx.lowerings.unsigned import narrow, to_ordered, widen
 from pipec.frontends.onnx.refusals import Refused
-from pipec.frontends.onnx.values import Value, known
+from pipec.frontends.onnx.values import Value, is_known
 
 Unary = Callable[..., Tensor]
 
@@ -80,7 +80,7 @@ def unary(ctx: Context, x: Tensor) -> Result:
     """A function of one tensor."""
     function = _UNARY[ctx.node.op_type]
     if ctx.node.op_type in _KEPT:
-        return narrowed(function(widened(x)), x)
+        return narrow(function(widen(x)), x)
     return function(x)
 
 
@@ -90,17 +90,17 @@ def operands(ctx: Context, a: Value, b: Value) -> tuple[Any, Any]:
     Before opset 7 the second operand is broadcast from the dimension ``axis`` on.
     """
     if ctx.version < 7 and ctx.attr("broadcast", 0) and ctx.has("axis"):
-        b = _aligned(ctx, ctx.tensor(a).dim(), b, ctx.attr("axis"))
+        b = _align(ctx, ctx.tensor(a).dim(), b, ctx.attr("axis"))
     for first, second in ((a, b), (b, a)):
         number = ctx.number(second)
         if number is not None and isinstance(first, Tensor) and isinstance(second, np.ndarray):
             plain = first.dtype not in (torch.uint16, torch.uint32, torch.uint64)
             if plain and second.ndim <= first.dim():
                 return (first, number) if second is b else (number, first)
-    return widened(ctx.tensor(a)), widened(ctx.tensor(b))
+    return widen(ctx.tensor(a)), widen(ctx.tensor(b))
 
 
-def _aligned(ctx: Context, rank: int, b: Value, axis: int) -> Tensor:
+def _align(ctx: Context, rank: int, b: Value, axis: int) -> Tensor:
     t = ctx.tensor(b)
     return t.reshape(tuple(t.shape) + (1,) * (rank - axis % rank - t.dim()))
 
@@ -109,7 +109,7 @@ def _aligned(ctx: Context, rank: int, b: Value, axis: int) -> Tensor:
 def arithmetic(ctx: Context, a: Value, b: Value) -> Result:
     """Sum, difference, product; integers wrap around."""
     x, y = operands(ctx, a, b)
-    return narrowed(_ARITHMETIC[ctx.node.op_type](x, y), _like(ctx, a, b))
+    return narrow(_ARITHMETIC[ctx.node.op_type](x, y), _like(ctx, a, b))
 
 
 def _like(ctx: Context, *values: Value) -> Tensor:
@@ -126,10 +126,10 @@ def divide(ctx: Context, a: Value, b: Value) -> Result:
         raise Refused("division of uint64 numbers")
     x, y = operands(ctx, a, b)
     if not isinstance(x, Tensor):
-        x, y = widened(ctx.tensor(a)), widened(ctx.tensor(b))
+        x, y = widen(ctx.tensor(a)), widen(ctx.tensor(b))
     if like.is_floating_point() or like.is_complex():
-        return narrowed(x / y, like)
-    return narrowed(torch.div(x, y, rounding_mode="trunc"), like)
+        return narrow(x / y, like)
+    return narrow(torch.div(x, y, rounding_mode="trunc"), like)
 
 
 @lowering("Mod", raw=None)
@@ -138,8 +138,8 @@ def modulo(ctx: Context, a: Value, b: Value) -> Result:
     like = _like(ctx, a, b)
     if like.dtype == torch.uint64:
         raise Refused("division of uint64 numbers")
-    x, y = widened(ctx.tensor(a)), widened(ctx.tensor(b))
-    return narrowed(torch.fmod(x, y) if ctx.attr("fmod", 0) else torch.remainder(x, y), like)
+    x, y = widen(ctx.tensor(a)), widen(ctx.tensor(b))
+    return narrow(torch.fmod(x, y) if ctx.attr("fmod", 0) else torch.remainder(x, y), like)
 
 
 @lowering("Pow", raw=None)
@@ -159,7 +159,7 @@ def power(ctx: Context, a: Value, b: Value) -> Result:
 def compare(ctx: Context, a: Value, b: Value) -> Result:
     """A comparison; unsigned 64-bit numbers keep their order as shifted signed ones."""
     if _like(ctx, a, b).dtype == torch.uint64:
-        return _COMPARE[ctx.node.op_type](ordered(ctx.tensor(a)), ordered(ctx.tensor(b)))
+        return _COMPARE[ctx.node.op_type](to_ordered(ctx.tensor(a)), to_ordered(ctx.tensor(b)))
     x, y = operands(ctx, a, b)
     if not isinstance(x, Tensor):
         x = ctx.tensor(a)
@@ -170,27 +170,27 @@ def compare(ctx: Context, a: Value, b: Value) -> Result:
 def connective(ctx: Context, a: Tensor, b: Tensor) -> Result:
     """A logical or bitwise connective."""
     if ctx.version < 7 and ctx.has("axis"):
-        b = _aligned(ctx, a.dim(), b, ctx.attr("axis"))
-    return narrowed(_CONNECTIVES[ctx.node.op_type](widened(a), widened(b)), a)
+        b = _align(ctx, a.dim(), b, ctx.attr("axis"))
+    return narrow(_CONNECTIVES[ctx.node.op_type](widen(a), widen(b)), a)
 
 
 @lowering("BitwiseNot")
 def bitwise_not(_: Context, x: Tensor) -> Result:
     """All bits inverted."""
-    return narrowed(torch.bitwise_not(widened(x)), x)
+    return narrow(torch.bitwise_not(widen(x)), x)
 
 
 @lowering("BitShift")
 def bit_shift(ctx: Context, a: Tensor, b: Tensor) -> Result:
     """Bits shifted left or right, zeros filled in."""
-    x, y = widened(a), widened(b)
+    x, y = widen(a), widen(b)
     if ctx.attr("direction") == "LEFT":
-        return narrowed(torch.bitwise_left_shift(x, y), a)
+        return narrow(torch.bitwise_left_shift(x, y), a)
     if a.dtype == torch.uint64:  # the sign bit must not be copied: clear it after the first shift
         once = torch.bitwise_right_shift(x, torch.clamp(y, max=1)) & (2**63 - 1)
         shifted = torch.bitwise_right_shift(once, torch.clamp(y - 1, min=0))
-        return narrowed(torch.where(y == 0, x, shifted), a)
-    return narrowed(torch.bitwise_right_shift(x, y), a)
+        return narrow(torch.where(y == 0, x, shifted), a)
+    return narrow(torch.bitwise_right_shift(x, y), a)
 
 
 @lowering("Max", "Min", "Sum", "Mean", raw=None)
@@ -208,19 +208,19 @@ def variadic(ctx: Context, *values: Value) -> Result:
 def _extreme(ctx: Context, values: list[Value], like: Tensor) -> Tensor:
     function = torch.maximum if ctx.node.op_type == "Max" else torch.minimum
     if like.dtype == torch.uint64:
-        parts = [ordered(ctx.tensor(v)) for v in values]
+        parts = [to_ordered(ctx.tensor(v)) for v in values]
     else:
-        parts = [widened(ctx.tensor(v)) for v in values]
+        parts = [widen(ctx.tensor(v)) for v in values]
     found = parts[0]
     for part in parts[1:]:
         found = function(found, part)
-    return narrowed(ordered(found) if like.dtype == torch.uint64 else found, like)
+    return narrow(to_ordered(found) if like.dtype == torch.uint64 else found, like)
 
 
 @lowering("Where")
 def where(_: Context, condition: Tensor, x: Tensor, y: Tensor) -> Result:
     """One or the other element."""
-    return narrowed(torch.where(condition, widened(x), widened(y)), x)
+    return narrow(torch.where(condition, widen(x), widen(y)), x)
 
 
 @lowering("Clip", raw=(1, 2))
@@ -234,20 +234,20 @@ def clip(ctx: Context, x: Tensor, low: Value = None, high: Value = None) -> Resu
         return x
     if x.dtype == torch.uint64:
         raise Refused("clipping uint64 numbers")
-    wide = widened(x)
+    wide = widen(x)
     if isinstance(bottom, Tensor) or isinstance(top, Tensor):
         for limit, function in ((bottom, torch.maximum), (top, torch.minimum)):
             if limit is not None:
                 tensor = limit if isinstance(limit, Tensor) else torch.full_like(wide, limit)
-                wide = function(wide, widened(tensor))
-        return narrowed(wide, x)
-    return narrowed(torch.clamp(wide, bottom, top), x)
+                wide = function(wide, widen(tensor))
+        return narrow(wide, x)
+    return narrow(torch.clamp(wide, bottom, top), x)
 
 
 def _limit(ctx: Context, value: Value) -> Tensor | float | None:
     if value is None:
         return None
-    number = ctx.number(value) if known(value) else None
+    number = ctx.number(value) if is_known(value) else None
     return ctx.tensor(value) if number is None else number
 
 
@@ -304,7 +304,7 @@ def prelu(ctx: Context, x: Tensor, slope: Tensor) -> Result:
     per_channel = slope.dim() == x.dim() - 1 and slope.numel() == slope.shape[0]
     if per_channel and x.dim() > 1 and slope.numel() in (1, x.shape[1]):
         return fn.prelu(x, slope.reshape(-1))
-    return narrowed(torch.where(x < 0, widened(x) * widened(slope), widened(x)), x)
+    return narrow(torch.where(x < 0, widen(x) * widen(slope), widen(x)), x)
 
 
 @lowering("Gelu")

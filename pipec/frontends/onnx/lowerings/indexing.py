@@ -7,7 +7,7 @@ from torch.nn import functional as fn
 
 from pipec.frontends.onnx.context import Context, Result, lowering, scalar
 from pipec.frontends.onnx.fold import MOST_ELEMENTS
-from pipec.frontends.onnx.lowerings.unsigned import is_wide_unsigned, narrowed, ordered, widened
+from pipec.frontends.onnx.lowerings.unsigned import is_wide_unsigned, narrow, to_ordered, widen
 from pipec.frontends.onnx.refusals import Refused
 from pipec.frontends.onnx.values import Value, ints, torch_dtype, type_of
 from pipec.graph.arrays import Array
@@ -20,13 +20,13 @@ def gather(ctx: Context, x: Tensor, index: Value) -> Result:
     if isinstance(index, np.ndarray) and index.ndim == 0:
         return x.select(axis, int(index))
     places = ctx.tensor(index).to(torch.int64)
-    wide = widened(x)
+    wide = widen(x)
     if axis == 0:
-        return narrowed(wide[places], x)
-    return narrowed(wide[(slice(None),) * axis + (places,)], x)
+        return narrow(wide[places], x)
+    return narrow(wide[(slice(None),) * axis + (places,)], x)
 
 
-def _wrapped(index: Tensor, size: int) -> Tensor:
+def _wrap(index: Tensor, size: int) -> Tensor:
     """Positions with negative ones counted from the end, for ops that do not do so."""
     index = index.to(torch.int64)
     return torch.where(index < 0, index + size, index)
@@ -36,7 +36,7 @@ def _wrapped(index: Tensor, size: int) -> Tensor:
 def gather_elements(ctx: Context, x: Tensor, index: Tensor) -> Result:
     """Single elements along an axis."""
     axis = ctx.attr("axis", 0) % x.dim()
-    return narrowed(widened(x).gather(axis, _wrapped(index, x.shape[axis])), x)
+    return narrow(widen(x).gather(axis, _wrap(index, x.shape[axis])), x)
 
 
 @lowering("GatherND")
@@ -49,7 +49,7 @@ def gather_nd(ctx: Context, x: Tensor, index: Tensor) -> Result:
         for k in range(batch)
     ]
     picks = (*grid, *index.unbind(-1))
-    return narrowed(widened(x)[picks], x)
+    return narrow(widen(x)[picks], x)
 
 
 _REDUCE = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
@@ -59,28 +59,28 @@ _REDUCE = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
 def scatter_elements(ctx: Context, x: Tensor, index: Tensor, updates: Tensor) -> Result:
     """Single elements replaced, or combined with what was there."""
     axis, how = ctx.attr("axis", 0) % x.dim(), ctx.attr("reduction", "none")
-    places, wide = _wrapped(index, x.shape[axis]), widened(x)
+    places, wide = _wrap(index, x.shape[axis]), widen(x)
     if how == "none":
-        return narrowed(wide.scatter(axis, places, widened(updates)), x)
-    return narrowed(wide.scatter_reduce(axis, places, widened(updates), _REDUCE[how]), x)
+        return narrow(wide.scatter(axis, places, widen(updates)), x)
+    return narrow(wide.scatter_reduce(axis, places, widen(updates), _REDUCE[how]), x)
 
 
 @lowering("ScatterND")
 def scatter_nd(ctx: Context, x: Tensor, index: Tensor, updates: Tensor) -> Result:
     """Slices at tuples of positions replaced, or combined with what was there."""
     how, index = ctx.attr("reduction", "none"), index.to(torch.int64)
-    picks, wide, new = index.unbind(-1), widened(x), widened(updates)
+    picks, wide, new = index.unbind(-1), widen(x), widen(updates)
     if how in ("none", "add"):
-        return narrowed(wide.index_put(picks, new, accumulate=how == "add"), x)
+        return narrow(wide.index_put(picks, new, accumulate=how == "add"), x)
     depth = index.shape[-1]
     flat = torch.zeros_like(picks[0])
     for pick, size in zip(picks, x.shape[:depth], strict=True):
-        flat = flat * size + _wrapped(pick, size)
+        flat = flat * size + _wrap(pick, size)
     rows = wide.reshape(-1, *x.shape[depth:])
     values = new.reshape(-1, *x.shape[depth:])
     shape = (-1,) + (1,) * (values.dim() - 1)
     where = flat.reshape(shape).expand(values.shape)
-    return narrowed(rows.scatter_reduce(0, where, values, _REDUCE[how]).reshape(x.shape), x)
+    return narrow(rows.scatter_reduce(0, where, values, _REDUCE[how]).reshape(x.shape), x)
 
 
 @lowering("TensorScatter")
@@ -109,8 +109,8 @@ def one_hot(ctx: Context, index: Tensor, depth: Array, values: Tensor) -> Result
     axis += index.dim() + 1 if axis < 0 else 0
     steps = ctx.tensor(np.arange(size))
     hot = index.unsqueeze(-1) == steps
-    wide = widened(values)
-    return narrowed(torch.where(hot, wide[1], wide[0]).movedim(-1, axis), values)
+    wide = widen(values)
+    return narrow(torch.where(hot, wide[1], wide[0]).movedim(-1, axis), values)
 
 
 @lowering("TopK", known=(1,))
@@ -118,10 +118,10 @@ def top_k(ctx: Context, x: Tensor, k: Array | None = None) -> Result:
     """The largest or smallest elements along an axis and their positions; of equals the first."""
     count = int(ctx.attr("k") if k is None else scalar(k))
     axis, largest = ctx.attr("axis", -1), bool(ctx.attr("largest", 1))
-    wide = ordered(x) if x.dtype == torch.uint64 else widened(x)
+    wide = to_ordered(x) if x.dtype == torch.uint64 else widen(x)
     values, index = torch.sort(wide, dim=axis, descending=largest, stable=True)
     values, index = values.narrow(axis, 0, count), index.narrow(axis, 0, count)
-    return narrowed(ordered(values) if x.dtype == torch.uint64 else values, x), index
+    return narrow(to_ordered(values) if x.dtype == torch.uint64 else values, x), index
 
 
 @lowering("Compress", known=(1,))

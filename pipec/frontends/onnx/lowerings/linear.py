@@ -5,13 +5,13 @@ from torch import Tensor
 from torch.nn import functional as fn
 
 from pipec.frontends.onnx.context import Context, Result, lowering
-from pipec.frontends.onnx.lowerings.unsigned import narrowed, widened
+from pipec.frontends.onnx.lowerings.unsigned import narrow, widen
 
 
 @lowering("MatMul")
 def matmul(_: Context, a: Tensor, b: Tensor) -> Result:
     """A product of stacks of matrices."""
-    return narrowed(torch.matmul(widened(a), widened(b)), a)
+    return narrow(torch.matmul(widen(a), widen(b)), a)
 
 
 @lowering("Gemm")
@@ -26,15 +26,15 @@ def gemm(ctx: Context, a: Tensor, b: Tensor, c: Tensor | None = None) -> Result:
         if alpha == 1 and (beta == 1 or c is None) and vector and a.is_floating_point():
             return fn.linear(x, b, c)
         b = b.t()
-    wide = widened(a).dtype
+    wide = widen(a).dtype
     y = torch.matmul(x.to(wide), b.to(wide))
-    y = _scaled(y, alpha)
+    y = _scale(y, alpha)
     if c is not None and beta != 0:
-        y = y + _scaled(c.to(wide), beta)
-    return narrowed(y, a)
+        y = y + _scale(c.to(wide), beta)
+    return narrow(y, a)
 
 
-def _scaled(x: Tensor, factor: float) -> Tensor:
+def _scale(x: Tensor, factor: float) -> Tensor:
     if factor == 1:
         return x
     return x * factor if x.is_floating_point() else (x * factor).to(x.dtype)

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as fn
 
 from pipec.frontends.onnx.context import Context, Result, lowering, scalar
-from pipec.frontends.onnx.lowerings.unsigned import narrowed, widened
+from pipec.frontends.onnx.lowerings.unsigned import narrow, widen
 from pipec.frontends.onnx.refusals import Refused
 from pipec.frontends.onnx.values import ints
 from pipec.graph.arrays import Array
@@ -164,7 +164,7 @@ def pad(
     if mode == "constant":
         return _constant_pad(x, begin, end, fill)
     for axis in range(x.dim()):
-        x = _bordered(ctx, x, axis, (begin[axis], end[axis]), mode)
+        x = _pad_border(ctx, x, axis, (begin[axis], end[axis]), mode)
     return x
 
 
@@ -177,13 +177,13 @@ def _constant_pad(x: Tensor, begin: list[int], end: list[int], fill: float) -> T
     if x.dtype == torch.bool:
         return fn.pad(x.to(torch.uint8), flat, value=float(bool(fill))).to(torch.bool)
     number = fill if x.is_floating_point() else int(fill)
-    return narrowed(fn.pad(widened(x), flat, value=number), x)
+    return narrow(fn.pad(widen(x), flat, value=number), x)
 
 
 _NUMPY_MODES = {"reflect": "reflect", "edge": "edge", "wrap": "wrap"}
 
 
-def _bordered(ctx: Context, x: Tensor, axis: int, pads: tuple[int, int], mode: str) -> Tensor:
+def _pad_border(ctx: Context, x: Tensor, axis: int, pads: tuple[int, int], mode: str) -> Tensor:
     if pads == (0, 0):
         return x
     if mode not in _NUMPY_MODES:
@@ -191,7 +191,7 @@ def _bordered(ctx: Context, x: Tensor, axis: int, pads: tuple[int, int], mode: s
     places = np.arange(x.shape[axis])
     places = places[max(0, -pads[0]) : x.shape[axis] - max(0, -pads[1])]
     places = np.pad(places, (max(0, pads[0]), max(0, pads[1])), mode=_NUMPY_MODES[mode])  # type: ignore[call-overload]
-    return narrowed(widened(x).index_select(axis, ctx.tensor(places)), x)
+    return narrow(widen(x).index_select(axis, ctx.tensor(places)), x)
 
 
 @lowering("DepthToSpace")
@@ -219,7 +219,7 @@ def space_to_depth(ctx: Context, x: Tensor) -> Result:
 def trilu(ctx: Context, x: Tensor, k: Array | None = None) -> Result:
     """The upper or lower triangle, zeros elsewhere."""
     function = torch.triu if ctx.attr("upper", 1) else torch.tril
-    return narrowed(function(widened(x), int(scalar(k, 0))), x)
+    return narrow(function(widen(x), int(scalar(k, 0))), x)
 
 
 @lowering("ReverseSequence", known=(1,))

@@ -18,7 +18,7 @@ _AVERAGE = {1: fn.avg_pool1d, 2: fn.avg_pool2d, 3: fn.avg_pool3d}
 _CONV = {1: fn.conv1d, 2: fn.conv2d, 3: fn.conv3d}
 
 
-def _pooled(ctx: Context, x: Tensor) -> Window:
+def _make_window(ctx: Context, x: Tensor) -> Window:
     if x.dim() - 2 not in _MAX:
         raise Refused(f"pooling of {x.dim() - 2} spatial dimensions; want 1 to 3")
     return window(ctx, tuple(x.shape[2:]), tuple(ctx.attr("kernel_shape", ())))
@@ -33,7 +33,7 @@ def _fits_torch(shape: Window) -> bool:
 @lowering("MaxPool")
 def max_pool(ctx: Context, x: Tensor) -> Result:
     """Maximum per window, and where it was found, counted over the whole tensor."""
-    shape = _pooled(ctx, x)
+    shape = _make_window(ctx, x)
     exact = x.to(torch.float32) if not x.is_floating_point() else x
     indexed = ctx.wants(1)
     if _fits_torch(shape):
@@ -71,7 +71,7 @@ def _global(
 @lowering("AveragePool")
 def average_pool(ctx: Context, x: Tensor) -> Result:
     """Mean per window, padding counted or not."""
-    shape, whole = _pooled(ctx, x), bool(ctx.attr("count_include_pad", 0))
+    shape, whole = _make_window(ctx, x), bool(ctx.attr("count_include_pad", 0))
     average, dense = _AVERAGE[x.dim() - 2], set(shape.dilations) <= {1}
     if _fits_torch(shape) and dense:
         return average(x, shape.kernel, shape.strides, shape.begin, shape.ceil, whole)
@@ -109,7 +109,7 @@ def lp_pool(ctx: Context, x: Tensor) -> Result:
     """Lp norm per window."""
     p = ctx.attr("p", 2)
     powers = torch.pow(x.abs(), p)
-    return torch.pow(window_sum(ctx, powers, _pooled(ctx, x)), 1 / p)
+    return torch.pow(window_sum(ctx, powers, _make_window(ctx, x)), 1 / p)
 
 
 @lowering("GlobalAveragePool")

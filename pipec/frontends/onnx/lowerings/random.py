@@ -7,7 +7,7 @@ from pipec.frontends.onnx.context import Context, Result, lowering
 from pipec.frontends.onnx.values import torch_dtype
 
 
-def _drawn(ctx: Context, shape: list[int], dtype: torch.dtype) -> Tensor:
+def _draw(ctx: Context, shape: list[int], dtype: torch.dtype) -> Tensor:
     if "Normal" in ctx.node.op_type:
         mean: float = ctx.attr("mean", 0.0)
         scale: float = ctx.attr("scale", 1.0)
@@ -20,14 +20,14 @@ def _drawn(ctx: Context, shape: list[int], dtype: torch.dtype) -> Tensor:
 @lowering("RandomNormal", "RandomUniform")
 def random(ctx: Context) -> Result:
     """Normal or uniform numbers of a given shape."""
-    return _drawn(ctx, list(ctx.attr("shape")), torch_dtype(ctx.attr("dtype", 1)))
+    return _draw(ctx, list(ctx.attr("shape")), torch_dtype(ctx.attr("dtype", 1)))
 
 
 @lowering("RandomNormalLike", "RandomUniformLike")
 def random_like(ctx: Context, x: Tensor) -> Result:
     """Normal or uniform numbers of another tensor's shape."""
     dtype = torch_dtype(ctx.attr("dtype")) if ctx.has("dtype") else x.dtype
-    return _drawn(ctx, list(x.shape), dtype)
+    return _draw(ctx, list(x.shape), dtype)
 
 
 @lowering("Bernoulli")

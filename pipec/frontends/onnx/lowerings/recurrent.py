@@ -43,7 +43,7 @@ class Layer:
         return flat
 
 
-def _reordered(t: Tensor, order: tuple[int, ...]) -> Tensor:
+def _reorder(t: Tensor, order: tuple[int, ...]) -> Tensor:
     if len(order) == 1:
         return t
     parts = t.chunk(len(order), 0)
@@ -58,7 +58,7 @@ def _layer(ctx: Context, x: Tensor, w: Tensor, r: Tensor, b: Value, states: list
     biases = []
     for k in range(directions if b is not None else 0):
         halves = ctx.tensor(b)[k].chunk(2, 0)
-        biases.append((_reordered(halves[0], order), _reordered(halves[1], order)))
+        biases.append((_reorder(halves[0], order), _reorder(halves[1], order)))
     shape = (directions, x.shape[1], hidden)
     started = []
     for value in states:
@@ -67,8 +67,8 @@ def _layer(ctx: Context, x: Tensor, w: Tensor, r: Tensor, b: Value, states: list
         started.append(state.transpose(0, 1) if turned else state)
     return Layer(
         x=x,
-        w=[_reordered(w[k], order) for k in range(directions)],
-        r=[_reordered(r[k], order) for k in range(directions)],
+        w=[_reorder(w[k], order) for k in range(directions)],
+        r=[_reorder(r[k], order) for k in range(directions)],
         b=biases,
         states=started,
     )
@@ -123,7 +123,7 @@ def recurrent(
         raise Refused("peepholes")
     layer = _layer(ctx, x, w, r, b, [h, c] if op == "LSTM" else [h])
     if op == "GRU" and not ctx.attr("linear_before_reset", 0):
-        return _unrolled_gru(ctx, layer)
+        return _unroll_gru(ctx, layer)
     relu = ctx.attr("activations", ["Tanh"])[0].capitalize() == "Relu"
     function = _FUNCTIONS.get(op, torch.rnn_relu if relu else torch.rnn_tanh)
     source = layer.x.flip(0) if _backwards(ctx) else layer.x
@@ -137,7 +137,7 @@ _FUNCTIONS: dict[str, Callable[..., tuple[Tensor, ...]]] = {"LSTM": torch.lstm, 
 _LONGEST_UNROLLED = 256
 
 
-def _unrolled_gru(ctx: Context, layer: Layer) -> Result:
+def _unroll_gru(ctx: Context, layer: Layer) -> Result:
     """Gates r, z, n step by step, with ``n = tanh(W x + R (r * h))``."""
     steps = layer.x.shape[0]
     if steps > _LONGEST_UNROLLED:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from pipec.frontends.onnx.context import Context, Result, lowering, scalar
 from pipec.frontends.onnx.lowerings.movement import axes_of
-from pipec.frontends.onnx.lowerings.unsigned import is_wide_unsigned, narrowed, ordered, widened
+from pipec.frontends.onnx.lowerings.unsigned import is_wide_unsigned, narrow, to_ordered, widen
 from pipec.frontends.onnx.refusals import Refused
 from pipec.graph.arrays import Array
 
@@ -95,10 +95,10 @@ def reduce(ctx: Context, x: Tensor, axes: Array | None = None) -> Result:
     if x.dtype == torch.bool:
         return function(x.to(torch.uint8), tuple(found), keep).to(torch.bool)
     if x.dtype == torch.uint64 and ctx.node.op_type in ("ReduceMax", "ReduceMin"):
-        return ordered(function(ordered(x), tuple(found), keep)).to(x.dtype)
+        return to_ordered(function(to_ordered(x), tuple(found), keep)).to(x.dtype)
     if x.dtype == torch.uint64 and ctx.node.op_type not in ("ReduceSum", "ReduceProd"):
         raise Refused("this reduction of uint64 numbers")
-    return narrowed(function(widened(x), tuple(found), keep), x)
+    return narrow(function(widen(x), tuple(found), keep), x)
 
 
 def _elementwise(op: str, x: Tensor) -> Tensor:
@@ -116,8 +116,8 @@ def _elementwise(op: str, x: Tensor) -> Tensor:
 def arg_extreme(ctx: Context, x: Tensor) -> Result:
     """Position of the largest or smallest element along an axis; the first or last of equals."""
     if x.dtype == torch.uint64:
-        x = ordered(x)
-    x = widened(x)
+        x = to_ordered(x)
+    x = widen(x)
     axis, keep = ctx.attr("axis", 0), bool(ctx.attr("keepdims", 1))
     function = torch.argmax if ctx.node.op_type == "ArgMax" else torch.argmin
     if ctx.attr("select_last_index", 0):

@@ -27,7 +27,7 @@ def upsample(ctx: Context, x: Tensor, scales: Array | None = None) -> Result:
     else:
         found = scales.reshape(-1).tolist()
     mode = {"bilinear": "linear"}.get(ctx.attr("mode", "nearest"), ctx.attr("mode", "nearest"))
-    return _resized(ctx, x, found, None, mode, "asymmetric", "floor")
+    return _resize(ctx, x, found, None, mode, "asymmetric", "floor")
 
 
 @lowering("Resize", known=(1, 2, 3))
@@ -55,12 +55,12 @@ def resize(
         wanted = list(x.shape)
         for axis, size in zip(axes, ints(sizes), strict=True):
             wanted[axis] = size
-        full, wanted = _kept_ratio(ctx, x, axes, wanted)
+        full, wanted = _keep_ratio(ctx, x, axes, wanted)
     mode, nearest = ctx.attr("mode", "nearest"), ctx.attr("nearest_mode", "round_prefer_floor")
-    return _resized(ctx, x, full, wanted, mode, coordinates, nearest)
+    return _resize(ctx, x, full, wanted, mode, coordinates, nearest)
 
 
-def _kept_ratio(
+def _keep_ratio(
     ctx: Context, x: Tensor, axes: list[int], wanted: list[int]
 ) -> tuple[list[float], list[int]]:
     """Scales and sizes under ``keep_aspect_ratio_policy``."""
@@ -74,7 +74,7 @@ def _kept_ratio(
     return scales, wanted
 
 
-def _resized(
+def _resize(
     ctx: Context,
     x: Tensor,
     scales: list[float],
@@ -99,7 +99,7 @@ def _resized(
         if mode == "nearest":
             y = y.index_select(axis, ctx.tensor(_nearest(at, nearest, x.shape[axis])))
         else:
-            y = _blended(ctx, y, axis, _taps(ctx, at, mode, x.shape[axis]))
+            y = _blend(ctx, y, axis, _taps(ctx, at, mode, x.shape[axis]))
     if not x.is_floating_point() and mode != "nearest":
         y = torch.round(y)
     return y.to(x.dtype)
@@ -164,7 +164,7 @@ def _cubic(distance: Array, a: float) -> Array:
     return kernel
 
 
-def _blended(ctx: Context, x: Tensor, axis: int, row: Row) -> Tensor:
+def _blend(ctx: Context, x: Tensor, axis: int, row: Row) -> Tensor:
     places, weights = row
     shape = [-1 if k == axis else 1 for k in range(x.dim())]
     total: Tensor | None = None

@@ -7,19 +7,19 @@ _WIDE = {torch.uint16: torch.int32, torch.uint32: torch.int64, torch.uint64: tor
 _LOWEST = -(2**63)
 
 
-def widened(t: Tensor) -> Tensor:
+def widen(t: Tensor) -> Tensor:
     """The tensor in a signed type with kernels; 64-bit numbers keep their bits, not their value."""
     return t.to(_WIDE[t.dtype]) if t.dtype in _WIDE else t
 
 
-def narrowed(result: Tensor, like: Tensor) -> Tensor:
-    """The result of computing on `widened` numbers, back in the type of ``like``."""
+def narrow(result: Tensor, like: Tensor) -> Tensor:
+    """The result of computing on numbers from `widen`, back in the type of ``like``."""
     if like.dtype in _WIDE and result.dtype == _WIDE[like.dtype]:
         return result.to(like.dtype)
     return result
 
 
-def ordered(t: Tensor) -> Tensor:
+def to_ordered(t: Tensor) -> Tensor:
     """Unsigned 64-bit bits as signed numbers of the same order, and such numbers back."""
     return t.to(torch.int64) ^ _LOWEST
 
