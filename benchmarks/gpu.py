@@ -40,7 +40,7 @@ from pipec.runtime.allocations import CudaAllocator, counting
 from pipec.runtime.device import device_of
 from pipec.runtime.executor import Batch, Settings
 from pipec.runtime.local import LocalPipeline
-from pipec.runtime.recording import collected, record
+from pipec.runtime.recording import collect_rows, record
 from pipec.schedule.action import ActionKind
 from pipec.schedule.registry import generate
 from pipec.schedule.schedule import Schedule
@@ -114,7 +114,7 @@ class Bench:
         """The share of the copies that lay beside a computation in one more step."""
         record(pipeline)
         pipeline.round()
-        rows = collected(pipeline) or {}
+        rows = collect_rows(pipeline) or {}
         return hidden(order, {int(row[0]): (row[1], row[2]) for row in rows[0].tolist()})
 
     def count_bytes(self) -> int:

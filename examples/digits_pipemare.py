@@ -11,7 +11,7 @@ import sys
 
 from digits import PER_EPOCH, accuracy, batch, cosine, network, plain, plan_of, sgd
 
-from pipec.compiler.complete import completed
+from pipec.compiler.complete import complete
 from pipec.runtime.executor import Settings
 from pipec.runtime.local import LocalPipeline
 from pipec.runtime.rules import Correction
@@ -31,8 +31,8 @@ VARIANTS = {
 def train(correction: Correction, warm_up: int, seed: int) -> float:
     model = network(STAGES, seed=seed)
     plan = plan_of(model, "pipemare", STAGES, UPDATES - warm_up)
-    order = completed(generate("pipemare", STAGES, UPDATES - warm_up, slots="concurrent"), plan)
-    first = completed(generate("gpipe", STAGES, 1), plan) if warm_up else order
+    order = complete(generate("pipemare", STAGES, UPDATES - warm_up, slots="concurrent"), plan)
+    first = complete(generate("gpipe", STAGES, 1), plan) if warm_up else order
     settings = Settings(sgd(LR), cosine(UPDATES), correction=correction)
     pipeline = LocalPipeline(plan, batch, settings, schedule=first)
     if warm_up:

@@ -17,7 +17,7 @@ from pipec.schedule.registry import (
     SYNCHRONOUS,
     SYNTHESIZED,
     generate,
-    parsed,
+    parse_options,
     plain_name,
 )
 from pipec.schedule.schedule import Placement, Schedule
@@ -63,7 +63,7 @@ class SchedulePass(Pass):
 
     def _make(self, name: str, plan: Plan) -> Schedule:
         """The order of compute actions; a generator that asks for costs gets the plan's."""
-        options = parsed(name, {})
+        options = parse_options(name, {})
         if takes_costs(name):
             like = complete(generate("1f1b", len(plan.stages), self.microbatches), plan)
             limits = [d.memory_bytes for d in plan.cluster.devices]

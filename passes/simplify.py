@@ -9,7 +9,7 @@ from pipec.compiler.costing import cost_table
 from pipec.compiler.pass_base import Pass
 from pipec.graph.infer import type_of
 from pipec.graph.patterns import Match, Rule, rewrite
-from pipec.graph.written import ancestors, written
+from pipec.graph.written import ancestors, copy_calls
 from pipec.plan.model import Plan
 
 aten = torch.ops.aten
@@ -53,7 +53,7 @@ class Simplify(Pass):
         live = ancestors(n for n in nodes if n.op == "output" or n.is_impure())
         if not live.issuperset(graph.calls):
             calls = [n for n in graph.calls if n in live]
-            graph = written(graph, graph.inputs, calls, graph.outputs)
+            graph = copy_calls(graph, graph.inputs, calls, graph.outputs)
         if graph is plan.graph:
             return plan
         return plan.replace(graph=graph, costs=cost_table(plan, graph) if plan.costs else None)

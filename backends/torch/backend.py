@@ -29,7 +29,7 @@ from pipec.graph.quantised import QUANTISED
 from pipec.plan.model import Plan, Stage, StageTiming
 from pipec.plan.weights import WEIGHTS, all_have_data, owners, stage_folder, write_weights
 from pipec.runtime.device import Device
-from pipec.runtime.draws import numbered, seeded
+from pipec.runtime.draws import number_draws, seed_graph
 from pipec.runtime.executor import Batch, Settings
 from pipec.runtime.program import Program
 
@@ -134,10 +134,10 @@ class TorchBackend(Backend):
 
     def _stages(self, plan: Plan, axes: Axes) -> list[StageRunner]:
         """Every stage as a function, for any size of the open axes."""
-        draws = numbered(plan.graph, [s.graph for s in plan.stages])
+        draws = number_draws(plan.graph, [s.graph for s in plan.stages])
         sized_of = axes.stages if axes.open else (None,) * len(plan.stages)
         return [
-            stage_runner(seeded(lower(s.graph).graph, numbers), plan.graph.weights, sized)
+            stage_runner(seed_graph(lower(s.graph).graph, numbers), plan.graph.weights, sized)
             for s, numbers, sized in zip(plan.stages, draws, sized_of, strict=True)
         ]
 

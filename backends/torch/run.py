@@ -29,7 +29,7 @@ from pipec.runtime.executor import OnNan, Settings
 from pipec.runtime.infer import FORMATS, save_tensors
 from pipec.runtime.metrics import Observer, Steady, TensorBoard
 from pipec.runtime.ranks import start_ranks
-from pipec.runtime.recording import collected, record, write_trace
+from pipec.runtime.recording import collect_rows, record, write_trace
 from pipec.runtime.rules import Correction
 from pipec.runtime.runner import Runner
 from pipec.runtime.train import train
@@ -199,7 +199,7 @@ def _finish(plan: Plan, job: Job, options: RunOptions, pipeline: Runner) -> None
     else:
         axes = read_axes(plan, job.directory)
         job.infer(AnySize(pipeline, axes, job.batch()) if axes.open else pipeline, observers)
-    rows = collected(pipeline) if options.trace else None
+    rows = collect_rows(pipeline) if options.trace else None
     if options.trace and rows is not None:
         write_trace(pipeline.program.schedule, rows, options.trace)
         if not (job.as_json or job.quiet):

@@ -7,7 +7,7 @@ import torch
 from pipec.compiler.chain import StageRunner
 from pipec.errors import BackendError, first_line
 from pipec.graph.ir import Graph, tensor
-from pipec.graph.open_sizes import resized
+from pipec.graph.open_sizes import resize_graph
 from pipec.graph.size_formula import SizedArgument
 
 
@@ -35,7 +35,7 @@ def stage_runner(
         shapes = {name: tuple(inputs[name].shape) for name in given}
         key = tuple(shapes.values())
         if key not in modules and sized is not None:
-            modules[key] = resized(graph, sized, shapes).module
+            modules[key] = resize_graph(graph, sized, shapes).module
         return modules.get(key, graph.module)
 
     def run(inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import fx
 
-from pipec.graph.arguments import given
+from pipec.graph.arguments import bind
 from pipec.graph.eager import EAGER
 from pipec.graph.torch_private import OpOverload, is_view
 
@@ -47,7 +47,7 @@ def draws_of(node: fx.Node) -> int:
     op = node.target
     if not isinstance(op, OpOverload) or torch.Tag.nondeterministic_seeded not in op.tags:
         return 0
-    told = given(node)
+    told = bind(node)
     if told.get("dropout_p") == 0.0 or not told.get("train", True) or told.get("draws") is False:
         return 0
     if "num_layers" in told:

@@ -21,7 +21,7 @@ from pipec.errors import GraphError
 from pipec.graph.comm import FETCH, OFFLOAD
 from pipec.graph.ir import Graph, GraphInput, GraphOutput, InputKind, OutputKind
 from pipec.graph.lower import transfer
-from pipec.graph.written import ancestors, written
+from pipec.graph.written import ancestors, copy_calls
 
 _WEIGHTS = (InputKind.PARAMETER, InputKind.CONSTANT)
 
@@ -262,7 +262,7 @@ class Replay:
         """As a graph."""
         calls = [n for n in self.nodes if n.name in self.computed]
         title = type(self._graph.module).__name__
-        return written(
+        return copy_calls(
             self._forward, self.inputs, calls, self.outputs, nodes=self._sources, title=title
         )
 
@@ -280,7 +280,7 @@ def _yielding(forward: Graph, saved: Collection[str]) -> Graph:
 
 def _copy_for(graph: Graph, outputs: list[GraphOutput]) -> Graph:
     needed = ancestors(graph.node(o.node) for o in outputs)
-    return written(graph, graph.inputs, [n for n in graph.calls if n in needed], outputs)
+    return copy_calls(graph, graph.inputs, [n for n in graph.calls if n in needed], outputs)
 
 
 def _with_offloads(forward: Graph, slot_of: Mapping[str, str]) -> Graph:
@@ -288,7 +288,7 @@ def _with_offloads(forward: Graph, slot_of: Mapping[str, str]) -> Graph:
     whole, nodes = _copy_for(forward, list(forward.outputs)), forward.nodes
     ends = [transfer(OFFLOAD, nodes[name], slot) for name, slot in slot_of.items()]
     kept = [o for o in whole.outputs if o.kind is not OutputKind.SAVED or o.name not in slot_of]
-    return written(whole, whole.inputs, [*whole.calls, *ends], kept)
+    return copy_calls(whole, whole.inputs, [*whole.calls, *ends], kept)
 
 
 def _with_fetches(
@@ -306,4 +306,4 @@ def _with_fetches(
     yielded = {o.name for o in graph.outputs_of(OutputKind.SAVED)}
     more = [GraphOutput(n, OutputKind.SAVED, n) for n in source if n in passed and n not in yielded]
     inputs = [i for i in graph.inputs if i.node not in slot_of]
-    return written(graph, inputs, calls, [*graph.outputs, *more])
+    return copy_calls(graph, inputs, calls, [*graph.outputs, *more])

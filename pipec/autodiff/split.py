@@ -19,7 +19,7 @@ from pipec.autodiff.model import Training
 from pipec.autodiff.recompute import Recompute, views
 from pipec.autodiff.tidy import results
 from pipec.graph.ir import Graph, GraphInput, GraphOutput, InputKind, OutputKind
-from pipec.graph.written import ancestors, written
+from pipec.graph.written import ancestors, copy_calls
 
 _WEIGHTS = (InputKind.PARAMETER, InputKind.CONSTANT)
 
@@ -156,7 +156,7 @@ class _Splitter:
         calls = [n for n in nodes.difference(read) if n.op == "call_function"]
         calls.sort(key=self._order.__getitem__)
         known = {n.name: n for n in read}
-        return written(self._joint.stage, inputs, calls, outputs, nodes=known, title=title)
+        return copy_calls(self._joint.stage, inputs, calls, outputs, nodes=known, title=title)
 
     def _input(self, node: fx.Node, title: str) -> GraphInput:
         """What a placeholder stands for; W finds gradients among what I has kept."""

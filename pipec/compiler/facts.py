@@ -60,7 +60,7 @@ def _list_trained(stage: Stage) -> list[int]:
 def find_shared(plan: Plan) -> Iterator[SharedWeight]:
     """Weights that several stages of a differentiated plan train."""
     sizes = {i.name: nbytes(s.graph.nodes[i.node]) for s in plan.stages for i in s.graph.inputs}
-    for name, readers in plan.tied().items():
+    for name, readers in plan.find_tied().items():
         stages = [plan.stages[s] for s in readers]
         if any(s.training is not None and name in s.training.trained for s in stages):
             yield SharedWeight(sizes[name], readers)

@@ -103,7 +103,7 @@ class Foresight:
             self._prepared[depths] = Prepared.of(order)
         like = self._prepared[depths]
         sizes = {c.name: c for c in slots}
-        return like.resized([sizes.get(c.name, c) for c in like.schedule.channels])
+        return like.resize([sizes.get(c.name, c) for c in like.schedule.channels])
 
     def forecast(self, stage: int, fates: Fates) -> Told:
         """What is known of a stage."""

@@ -345,7 +345,7 @@ def _cost(
 def _rows(plan: Plan) -> dict[str, Schedule]:
     """The schedules that are measured, without those that the plan cannot run."""
     names = ["1f1b", "zb-h1", "pipedream"] if plan.trains else ["inference"]
-    if plan.trains and any(len(stages) > 1 for stages in plan.tied().values()):
+    if plan.trains and any(len(stages) > 1 for stages in plan.find_tied().values()):
         names = names[:2]
     count = len(plan.stages)
     return {name: complete(generate(name, count, max(4, count)), plan) for name in names}

@@ -14,7 +14,7 @@ from pipec.compiler.loaded import Loaded
 from pipec.errors import BackendError, FrontendError
 from pipec.graph.axes import Axes, Sizes, free
 from pipec.graph.ir import Graph, OutputKind, nbytes, tensors
-from pipec.graph.open_sizes import Shapes, resized
+from pipec.graph.open_sizes import Shapes, resize_graph
 from pipec.plan.model import Plan
 
 
@@ -47,7 +47,7 @@ def compare_sizes(
     for sizes in axes.checked:
         told = ", ".join(f"{n}={s}" for n, s in sizes.items())
         progress(f"running the original model at {told}")
-        examples = axes.resized(model.example_inputs, sizes)
+        examples = axes.resize(model.example_inputs, sizes)
         original = model.original
         try:
             if traced and model.inner and model.resized:
@@ -126,7 +126,7 @@ def resize_plan(plan: Plan, axes: Axes, shapes: Shapes) -> Plan:
     """
     known, sizes, stages = dict(shapes), dict[str, int](), []
     for stage, sized in zip(plan.stages, axes.stages, strict=True):
-        graph = resized(stage.graph, sized, known)
+        graph = resize_graph(stage.graph, sized, known)
         known |= {n.name: tuple(t.shape) for n in graph.calls for t in tensors(n)[:1]}
         sizes |= {n.name: nbytes(n) for n in graph.calls}
         stages.append(replace(stage, graph=graph))

@@ -33,12 +33,12 @@ from pipec.compiler.sizes import compare_sizes
 from pipec.compiler.tolerance import packing_step
 from pipec.compiler.verify_training import compare_gradients
 from pipec.errors import PlanError
-from pipec.graph.copies import PACK, unpacked
+from pipec.graph.copies import PACK, find_unpacked
 from pipec.graph.ir import Graph, OutputKind, origin
 from pipec.graph.quantised import QUANTIZE
 from pipec.plan.model import Plan
 from pipec.plan.store import load_plan
-from pipec.runtime.draws import drawing, draws, numbered, seeded, stream
+from pipec.runtime.draws import drawing, draws, number_draws, seed_graph, stream
 
 STEPS_OFF = 0.02
 """Share of the places of an integer tensor at which another engine may round to the other side."""
@@ -222,7 +222,7 @@ def verify_stages(
             more = draw(reference.graph, reference.example_inputs, seed + 1)
             first = [frames[0][1], more][: plan.schedule.microbatches]
             source, eager = reference.graph, reference.gradients
-            if unpacked(plan.graph):
+            if find_unpacked(plan.graph):
                 source, eager = check.planned, None
                 tolerance += packing_step(plan.graph)
             compared += compare_gradients(plan, source, first, tolerance, seed, eager)
@@ -289,7 +289,7 @@ class _Check:
         check_outputs(self.plan, list(originals))
         self.progress("running the traced graph")
         results = self._run_stages(given)
-        if unpacked(self.plan.graph):
+        if find_unpacked(self.plan.graph):
             ran = list(results)
             want, found = self._expect_packed(given, originals, ran)
             results = iter(ran)
@@ -348,7 +348,7 @@ class _Check:
         graph's values in place of those that it unpacks, which may be a step of packing apart, it
         must yield the outputs of the model as written.
         """
-        graph, pairs = self.planned, unpacked(self.plan.graph)
+        graph, pairs = self.planned, find_unpacked(self.plan.graph)
         sent = {name: t for name, kind, _, t in ran if kind is OutputKind.VALUE}
         packed = {n: t for n, t in sent.items() if origin(graph.node(n)).op == PACK}
         want, checks = self._run(graph, inputs, set(sent), packed, self.tolerance)
@@ -376,7 +376,7 @@ class _Check:
         tolerance: float = 0.0,
     ) -> _Ran:  # fmt: skip
         """As `_run_graph`, each draw with a seed of its own."""
-        of = seeded(graph, numbered(graph, [graph])[0])
+        of = seed_graph(graph, number_draws(graph, [graph])[0])
         with drawing(partial(stream, self.seed, 0)):
             return _run_graph(of, inputs, values, theirs, tolerance)
 

@@ -19,7 +19,7 @@ from pipec.compiler.inputs import round_off
 from pipec.compiler.loaded import Gradients
 from pipec.graph.ir import Graph, InputKind, OutputKind
 from pipec.plan.model import Plan
-from pipec.runtime.draws import Stream, drawing, numbered, seeded, stream
+from pipec.runtime.draws import Stream, drawing, number_draws, seed_graph, stream
 from pipec.runtime.executor import Settings
 from pipec.runtime.local import LocalPipeline
 from pipec.runtime.program import StageProgram
@@ -68,9 +68,7 @@ def compare_gradients(
         then of the loss of each microbatch, and of each buffer as each replica leaves it.
     """
     moves = _moves(source)
-    found, stage_of, made = play_schedule(
-        plan.replace(graph=_move(plan.graph, moves)), batches, seed
-    )
+    found, stage_of, made = play(plan.replace(graph=_move(plan.graph, moves)), batches, seed)
     source = _move(source, moves)
     want, results = Tensors(), dict[Result, Tensor]()
     sizes = dict.fromkeys(found, 0.0)
@@ -140,7 +138,7 @@ def noise_of(
     return found
 
 
-def play_schedule(
+def play(
     plan: Plan, batches: Sequence[Mapping[str, Tensor]], seed: int
 ) -> tuple[Tensors, dict[str, int], dict[Result, tuple[int, Tensor]]]:
     """What the runtime makes of the first microbatches of a plan's schedule.
@@ -157,7 +155,7 @@ def play_schedule(
     stages = pipeline.program.stages
     for executor in pipeline.executors:
         for stage, weights in executor.weights.items():
-            for sums in weights.summed():
+            for sums in weights.list_sums():
                 add(grads, sums)
             replicas = first.placement.forward[stage]
             if executor.device in replicas:
@@ -235,7 +233,7 @@ def _autograd(
     }
     args = [held[i.name] if i.kind.is_weight else inputs[i.name] for i in source.inputs]
     # stages seed each random op by its number in the model
-    module = seeded(source, numbered(source, [source])[0]).module
+    module = seed_graph(source, number_draws(source, [source])[0]).module
     with torch.enable_grad(), drawing(seeds):
         results = module(*args)
     kinds = [o.kind for o in source.outputs]

@@ -10,7 +10,7 @@ from pipec.schedule.registry import (
     ASYNCHRONOUS,
     STREAMING,
     SYNCHRONOUS,
-    parsed,
+    parse_options,
     plain_name,
     with_options,
 )
@@ -79,7 +79,9 @@ class Candidate:
     @property
     def chunks(self) -> int:
         """Stages per device."""
-        chunks = parsed(self.schedule, {}).get("chunks", CHUNKS.get(plain_name(self.schedule), 1))
+        chunks = parse_options(self.schedule, {}).get(
+            "chunks", CHUNKS.get(plain_name(self.schedule), 1)
+        )
         assert isinstance(chunks, int)
         return chunks
 
@@ -95,7 +97,7 @@ class Candidate:
     @property
     def parts(self) -> int:
         """Parts of every stage, which its device runs one behind another."""
-        parts = parsed(self.schedule, {}).get("parts", 1)
+        parts = parse_options(self.schedule, {}).get("parts", 1)
         assert isinstance(parts, int)
         return parts
 

@@ -31,7 +31,7 @@ from pipec.frontends.lost_casts import device_types, no_lost_casts
 from pipec.frontends.lost_gradients import no_lost_gradients
 from pipec.frontends.nograd import MarkNoGrad, explicit_no_grad
 from pipec.frontends.origins import OriginOf
-from pipec.graph.eager import swapped
+from pipec.graph.eager import swap_tensors
 from pipec.graph.ir import Graph, Source
 from pipec.graph.rules import verify
 from pipec.graph.torch_private import FakeTensorMode, without_stack_traces
@@ -297,5 +297,5 @@ def fake_weights(module: nn.Module, inputs: Mapping[str, Tensor]) -> Iterator[tu
                 seen[id(t)] = like
         return seen[id(t)]
 
-    with swapped(module, fake):
+    with swap_tensors(module, fake):
         yield tuple(fake(t) for t in inputs.values())

@@ -50,7 +50,7 @@ def _rules_of(op: object) -> tuple[tuple[str, ...], ...]:
     return table().get(str(op), ())
 
 
-def given(node: fx.Node) -> Given:
+def bind(node: fx.Node) -> Given:
     """The arguments of a call of an op by name; nodes stay nodes."""
     assert isinstance(node.target, OpOverload)
     names = argument_names_and_defaults(node.target)
@@ -61,7 +61,7 @@ def disagreeing(node: fx.Node) -> Iterator[Finding]:
     """What breaks the rules of the node's op for the sizes of its arguments."""
     for rule, *words in _rules_of(node.target):
         if rule in _RULES:
-            have = fx.map_arg(given(node), lambda n: n.meta.get("val"))
+            have = fx.map_arg(bind(node), lambda n: n.meta.get("val"))
             try:
                 for name, got, want in _RULES[rule](have, *words):
                     yield Finding(f"{node.name} ({node.target})", f"{name} of {got}", want)
@@ -69,7 +69,7 @@ def disagreeing(node: fx.Node) -> Iterator[Finding]:
                 yield Finding(f"{node.name} ({node.target})", error, "arguments of its schema")
 
 
-def unchecked(node: fx.Node, saved: Mapping[fx.Node, fx.Node | None]) -> Iterator[Finding]:
+def find_unchecked(node: fx.Node, saved: Mapping[fx.Node, fx.Node | None]) -> Iterator[Finding]:
     """Arguments whose numbers no other call has looked at, and this one does not either.
 
     Args:
@@ -80,7 +80,7 @@ def unchecked(node: fx.Node, saved: Mapping[fx.Node, fx.Node | None]) -> Iterato
         for word in words if rule == "checked" else ():
             name, _, source = word.partition("=")
             op, _, place = source.rpartition(".")
-            value = given(node)[name]
+            value = bind(node)[name]
             if not any(
                 str(call.target) == op and _as_large(node, call)
                 for call in _checkers(value, saved, place)
@@ -96,7 +96,7 @@ def _checkers(value: fx.Node, saved: Mapping[fx.Node, fx.Node | None], place: st
     calls = [
         n for graph in {value.graph, *(n.graph for n in saved.values() if n)} for n in graph.nodes
     ]
-    return [n for n in calls if _holder(given_or_none(n).get(place), saved) == held]
+    return [n for n in calls if _holder(bind_if_op(n).get(place), saved) == held]
 
 
 def _holder(value: Any, saved: Mapping[fx.Node, fx.Node | None]) -> Any:
@@ -114,14 +114,14 @@ def _holder(value: Any, saved: Mapping[fx.Node, fx.Node | None]) -> Any:
     return base, value.target, value.args[1:], value.kwargs
 
 
-def given_or_none(node: fx.Node) -> Given:
-    """`given`, of a node that may be no call of an op."""
-    return given(node) if isinstance(node.target, OpOverload) else {}
+def bind_if_op(node: fx.Node) -> Given:
+    """`bind`, of a node that may be no call of an op."""
+    return bind(node) if isinstance(node.target, OpOverload) else {}
 
 
 def _as_large(node: fx.Node, call: fx.Node) -> bool:
     """Whether arguments of the same names are equal, tensors in shape."""
-    a, b = given(node), given(call)
+    a, b = bind(node), bind(call)
     return all(_comparable(a[k]) == _comparable(b[k]) for k in a.keys() & b.keys())
 
 

@@ -121,12 +121,12 @@ class Axes:
         found = {name: list(shape) for name, shape in shapes.items()}
         now = {a.name: sizes.get(a.name, a.size) for a in self.open}
         for axis in self.open:
-            size = _followed(axis, self.open, now)
+            size = _follow(axis, self.open, now)
             for name, k in axis.places:
                 found[name][k] = now[axis.name] if size is None else size
         return found
 
-    def resized(self, examples: Mapping[str, Tensor], sizes: Sizes) -> dict[str, Tensor]:
+    def resize(self, examples: Mapping[str, Tensor], sizes: Sizes) -> dict[str, Tensor]:
         """Examples at other sizes: what each has, repeated along an axis or cut off."""
         found = dict(examples)
         shapes = self.shapes({n: t.shape for n, t in examples.items()}, sizes)
@@ -197,7 +197,7 @@ def size_of(expression: str, sizes: Sizes) -> int | None:
         return None
     if not any(isinstance(n, ast.Name) for n in ast.walk(tree)):
         return None
-    found = _worked_out(tree.body, sizes)
+    found = _evaluate(tree.body, sizes)
     return None if found is None or found < 0 else found
 
 
@@ -213,19 +213,19 @@ def with_sizes(expression: str, sizes: Sizes) -> str:
     return re.sub(r"\w+", lambda term: str(sizes.get(term[0], term[0])), expression)
 
 
-def _worked_out(node: ast.expr, sizes: Sizes) -> int | None:
+def _evaluate(node: ast.expr, sizes: Sizes) -> int | None:
     if isinstance(node, ast.Constant):
         return node.value if type(node.value) is int else None
     if isinstance(node, ast.Name):
         return sizes.get(node.id)
     if isinstance(node, ast.BinOp) and type(node.op) in _ARITHMETIC:
-        left, right = _worked_out(node.left, sizes), _worked_out(node.right, sizes)
+        left, right = _evaluate(node.left, sizes), _evaluate(node.right, sizes)
         if left is not None and right is not None and (right or type(node.op) is not ast.FloorDiv):
             return _ARITHMETIC[type(node.op)](left, right)
     return None
 
 
-def _followed(axis: Axis, axes: Sequence[Axis], sizes: Sizes) -> int | None:
+def _follow(axis: Axis, axes: Sequence[Axis], sizes: Sizes) -> int | None:
     """The size that an axis has by those of the others, if its name says how it follows them."""
     others = [a for a in axes if a.name != axis.name]
     if size_of(axis.name, {a.name: a.size for a in others}) != axis.size:
@@ -236,7 +236,7 @@ def _followed(axis: Axis, axes: Sequence[Axis], sizes: Sizes) -> int | None:
 def free(axes: Sequence[Axis]) -> list[Axis]:
     """Those axes whose size does not follow from others by their name."""
     planned = {a.name: a.size for a in axes}
-    return [a for a in axes if _followed(a, axes, planned) is None]
+    return [a for a in axes if _follow(a, axes, planned) is None]
 
 
 def most_open(axes: Sequence[Axis], attempt: Callable[[Sequence[Axis]], object]) -> Axes:
@@ -251,7 +251,7 @@ def most_open(axes: Sequence[Axis], attempt: Callable[[Sequence[Axis]], object])
     """
     if not _why_not(attempt, axes):
         return Axes(tuple(axes))
-    joined = _joined(axes)
+    joined = _join(axes)
     found = Axes()
     for axis in joined if len(joined) < len(axes) else axes:
         why = _why_not(attempt, (*found.open, axis))
@@ -274,11 +274,11 @@ def reason(error: PipecError) -> str:
     return ": ".join(" ".join(str(f).split())[:200] for f in facts if f is not None)
 
 
-def _joined(axes: Sequence[Axis]) -> list[Axis]:
+def _join(axes: Sequence[Axis]) -> list[Axis]:
     """Axes with those of one position and size as one, of all their names.
 
     Example:
-        >>> _joined([Axis("n", 2, (("x", 0),)), Axis("m", 2, (("y", 0),))])
+        >>> _join([Axis("n", 2, (("x", 0),)), Axis("m", 2, (("y", 0),))])
         [Axis(name='n=m', size=2, places=(('x', 0), ('y', 0)), why='')]
     """
     alike: dict[tuple[int, int], list[Axis]] = {}

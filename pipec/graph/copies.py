@@ -107,9 +107,9 @@ def with_packed(
             got = write(unpack, value, stage, *(sent if isinstance(sent, tuple) else (sent,)))
             draft.substitute(draft.of[value], got, readers[stage])
             got.meta["origin"] = Origin(value.name, UNPACK)
-    return draft.finished(), home
+    return draft.finish(), home
 
 
-def unpacked(graph: Graph) -> dict[str, str]:
+def find_unpacked(graph: Graph) -> dict[str, str]:
     """Nodes that stand for values in other stages, with these values."""
     return {n.name: origin(n).name for n in graph.calls if origin(n).op == UNPACK}

@@ -84,7 +84,7 @@ class Draft(GraphAppendingTracer):
         node = super().create_node(kind, target, args[0], args[1], name)
         node.meta["origin"] = origin(self._at)
         try:
-            node.meta["val"] = self._yielded(node)
+            node.meta["val"] = self._infer(node)
         except Exception as error:
             got = first_line(error)
             raise GraphError("an op does not take its arguments", where=where, got=got) from error
@@ -131,7 +131,7 @@ class Draft(GraphAppendingTracer):
         restrided = {new} if type_of(got) != type_of(want) else set()
         for n in self.graph.nodes if restrided else ():
             if n.op == "call_function" and not restrided.isdisjoint(n.all_input_nodes):
-                before, n.meta["val"] = n.meta["val"], self._yielded(n)
+                before, n.meta["val"] = n.meta["val"], self._infer(n)
                 if type_of(before) != type_of(n.meta["val"]):
                     restrided.add(n)
 
@@ -141,7 +141,7 @@ class Draft(GraphAppendingTracer):
         left = set(self.graph.nodes)
         self._holder = {k: held for k, held in self._holder.items() if held[0] in left}
 
-    def finished(self) -> Graph:
+    def finish(self) -> Graph:
         """The new graph."""
         self.erase_unread()
         *nodes, yielded = self.graph.nodes
@@ -158,7 +158,7 @@ class Draft(GraphAppendingTracer):
             namespaces=self._old.namespaces | (spaces - OWN_NAMESPACES),
         )
 
-    def _yielded(self, node: fx.Node) -> Any:
+    def _infer(self, node: fx.Node) -> Any:
         """What a call yields of the annotated values of its arguments."""
         args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
         with self._mode, torch.no_grad():

@@ -106,7 +106,7 @@ class EagerCall:
         """Inside the block the module has other weights, and the mode in which it was read."""
         other = {id(own): t for own, t in zip(self.weights, weights, strict=True)}
         before = {m: m.training for m in self.training}
-        with swapped(self.module, lambda t: other.get(id(t), t)):
+        with swap_tensors(self.module, lambda t: other.get(id(t), t)):
             for m, training in self.training.items():
                 m.training = training
             try:
@@ -159,7 +159,7 @@ class Run:
 
 
 @contextmanager
-def swapped(module: nn.Module, other: Callable[[Tensor], Tensor]) -> Iterator[None]:
+def swap_tensors(module: nn.Module, other: Callable[[Tensor], Tensor]) -> Iterator[None]:
     """Inside the block, parameters and buffers of the module are other tensors."""
     held: list[dict[str, Any]] = [d for m in module.modules() for d in (m._parameters, m._buffers)]  # noqa: SLF001
     saved = [dict(d) for d in held]

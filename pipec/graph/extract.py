@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from torch import fx
 
 from pipec.graph.ir import Graph, GraphInput, GraphOutput, InputKind, OutputKind
-from pipec.graph.written import written
+from pipec.graph.written import copy_calls
 
 _INPUT_ORDER = list(InputKind)
 _OUTPUT_ORDER = [OutputKind.BUFFER_UPDATE, OutputKind.LOSS, OutputKind.OUTPUT, OutputKind.VALUE]
@@ -56,7 +56,7 @@ class Part:
     def graph(self, title: str) -> Graph:
         """A graph with its own copies of the calls."""
         own = self.inputs, self.calls, self.outputs
-        return written(self.whole, *own, nodes=self.read, title=title)
+        return copy_calls(self.whole, *own, nodes=self.read, title=title)
 
 
 def parts_of(graph: Graph, rows: Iterable[Sequence[fx.Node]]) -> list[Part]:
@@ -84,4 +84,4 @@ def _outputs(graph: Graph, mine: Sequence[fx.Node], inside: set[fx.Node]) -> lis
 
 def with_outputs(graph: Graph, outputs: Sequence[GraphOutput]) -> Graph:
     """The same graph with other outputs, all of which it computes or reads."""
-    return written(graph, graph.inputs, graph.calls, outputs)
+    return copy_calls(graph, graph.inputs, graph.calls, outputs)

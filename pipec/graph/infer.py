@@ -19,7 +19,7 @@ from pipec.graph.torch_private import (
     FakeTensorMode,
     OpOverload,
     fake_like,
-    muted,
+    mute_logs,
     tree_map,
 )
 
@@ -74,7 +74,7 @@ class Inference:
         self._strided = strided
         self._types: dict[fx.Node, Type] = {}
 
-    def annotated(self, node: fx.Node) -> Type:
+    def read_type(self, node: fx.Node) -> Type:
         """The type of ``meta["val"]``."""
         if node not in self._types:
             self._types[node] = type_of(node.meta.get("val"))
@@ -95,7 +95,7 @@ class Inference:
             if len(_inferred) >= _MOST:
                 _inferred.clear()
             _inferred[key] = result_type(node.target, *fx.map_arg((node.args, node.kwargs), _value))
-        found, annotated = _inferred[key], self.annotated(node)
+        found, annotated = _inferred[key], self.read_type(node)
         if found in (annotated, UNKNOWN):
             return None
         strided = self._strided and not any(part in str(node.target) for part in _CHOSEN)
@@ -111,12 +111,12 @@ class Inference:
         if not -len(values) <= index < len(values):
             return f"no item {index} of {len(values)}"
         found = type_of(values[index])
-        same = same_type(found, self.annotated(node), strided=self._strided)
+        same = same_type(found, self.read_type(node), strided=self._strided)
         return None if same else words(found)
 
     def _key(self, value: object) -> object:
         if isinstance(value, fx.Node):
-            return "%", self.annotated(value)
+            return "%", self.read_type(value)
         if isinstance(value, list | tuple):
             return tuple(map(self._key, value))
         if isinstance(value, dict):
@@ -134,7 +134,7 @@ def result_type(op: OpOverload, args: Any, kwargs: Mapping[str, Any]) -> Type:
     """
     args, kwargs = tree_map(_fake, (args, kwargs))
     try:
-        with muted(), _mode:
+        with mute_logs(), _mode:
             return type_of(op(*args, **kwargs))
     except UNKNOWN_WHEN_FAKE:
         return UNKNOWN

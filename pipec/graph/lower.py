@@ -35,7 +35,7 @@ from pipec.graph.ir import (
     tensor,
 )
 from pipec.graph.torch_private import OpOverload
-from pipec.graph.written import written
+from pipec.graph.written import copy_calls
 
 End = tuple[str, fx.Node]
 """A channel, and the value that it moves: its name and type count."""
@@ -88,7 +88,7 @@ class Lowered:
         """The computation alone, as a graph: the stage's own where nothing is transferred."""
         if not (self.receives or self.sends or self.fetches or self.offloads):
             return self.stage
-        return written(self.stage, self.inputs, self.calls, self.outputs)
+        return copy_calls(self.stage, self.inputs, self.calls, self.outputs)
 
 
 @dataclass(frozen=True)

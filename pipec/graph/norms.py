@@ -47,7 +47,7 @@ def of_layers(
     """The result, mean and scale; None where all has one dtype, or shapes do not fit."""
     del eps
     inner = len(normalized_shape)
-    if list(x.shape[-inner:]) != normalized_shape or not _mixed(x, x.shape[-inner:], weight, bias):
+    if list(x.shape[-inner:]) != normalized_shape or not _mixes(x, x.shape[-inner:], weight, bias):
         return None
     kept = torch.Size([*x.shape[: x.dim() - inner], *[1] * inner])
     return _results(mode, torch.empty(x.shape, dtype=x.dtype, device="meta"), x, [kept] * 2)
@@ -65,7 +65,7 @@ def of_batches(
 ) -> tuple[Tensor, ...] | None:
     """The result, mean, scale, and both running statistics; else None."""
     del others
-    if not _mixed(x, x.shape[1:2], weight, bias, mean, var):
+    if not _mixes(x, x.shape[1:2], weight, bias, mean, var):
         return None
     return _results(mode, torch.empty_like(x, device="meta"), x, [x.shape[1:2]] * 4)
 
@@ -76,12 +76,12 @@ def of_one_batch(
 ) -> tuple[Tensor, ...] | None:
     """The same without running statistics."""
     del others
-    if not _mixed(x, x.shape[1:2], weight, bias):
+    if not _mixes(x, x.shape[1:2], weight, bias):
         return None
     return _results(mode, torch.empty_like(x, device="meta"), x, [x.shape[1:2]] * 2)
 
 
-def _mixed(x: Tensor, shape: torch.Size, *weights: Tensor | None) -> bool:
+def _mixes(x: Tensor, shape: torch.Size, *weights: Tensor | None) -> bool:
     """Whether a CPU normalises half precision by weights of a shape in float32."""
     kinds = {(w.dtype, w.shape) for w in weights if w is not None}
     full = kinds == {(torch.float32, shape)}

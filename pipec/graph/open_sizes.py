@@ -18,7 +18,7 @@ from pipec.errors import GraphError, first_line
 from pipec.graph.comm import RECV, SEND
 from pipec.graph.ir import Graph, InputKind, nbytes, origin, tensor, tensors
 from pipec.graph.size_formula import Fit, SizedArgument, Sizes
-from pipec.graph.torch_private import graph_module, muted
+from pipec.graph.torch_private import graph_module, mute_logs
 
 Shapes = Mapping[str, Sequence[int]]
 """Shapes by name of an input or a value."""
@@ -135,20 +135,20 @@ def with_sizes(found: Arguments, sized: Sequence[SizedArgument], shapes: Shapes)
         try:
             size = argument.formula(shapes)
             if isinstance(first, str):
-                kwargs = {**kwargs, first: _changed(kwargs[first], rest, size)}
+                kwargs = {**kwargs, first: _change(kwargs[first], rest, size)}
             else:
-                args = tuple(_changed(args, [first, *rest], size))
+                args = tuple(_change(args, [first, *rest], size))
         except (LookupError, TypeError) as error:
             raise GraphError("no such argument of a node", got=argument) from error
     return args, kwargs
 
 
-def _changed(old: Any, path: Sequence[int | str], value: int) -> Any:
+def _change(old: Any, path: Sequence[int | str], value: int) -> Any:
     if not path:
         return value
     k, *rest = path
     items = list(old)
-    items[k] = _changed(items[k], rest, value)  # type: ignore[index]
+    items[k] = _change(items[k], rest, value)  # type: ignore[index]
     return items
 
 
@@ -160,7 +160,7 @@ def by_node(sized: Sequence[SizedArgument]) -> dict[str, list[SizedArgument]]:
     return found
 
 
-def resized(graph: Graph, sized: Sequence[SizedArgument], shapes: Shapes) -> Graph:
+def resize_graph(graph: Graph, sized: Sequence[SizedArgument], shapes: Shapes) -> Graph:
     """A stage at other shapes of what it is given, communication included.
 
     Args:
@@ -193,7 +193,7 @@ def resized(graph: Graph, sized: Sequence[SizedArgument], shapes: Shapes) -> Gra
         else:
             args, kwargs = with_sizes((n.args, dict(n.kwargs)), mine.get(n.name, ()), shapes)
             n.args, n.kwargs = args, kwargs
-            n.meta["val"] = _yielded(n, mode)
+            n.meta["val"] = _infer(n, mode)
     new.output(tuple(env[o.node] for o in graph.outputs))
     return graph.replace(module=graph_module(new, type(graph.module).__name__))
 
@@ -217,10 +217,10 @@ def check_arguments(graph: Graph, sized: Sequence[SizedArgument]) -> None:
             raise GraphError("formulas of sizes give another number than the plan", where=name)
 
 
-def _yielded(node: fx.Node, mode: Any) -> object:
+def _infer(node: fx.Node, mode: Any) -> object:
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
     try:
-        with mode, muted(), torch.no_grad():
+        with mode, mute_logs(), torch.no_grad():
             return node.target(*args, **kwargs)  # type: ignore[operator]
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         got = first_line(error)

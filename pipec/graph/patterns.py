@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from pipec.errors import GraphError, PassError
-from pipec.graph.arguments import given_or_none
+from pipec.graph.arguments import bind_if_op
 from pipec.graph.draft import Draft
 from pipec.graph.ir import Graph, tensor
 from pipec.graph.torch_private import OpOverload, argument_names_and_defaults
@@ -92,7 +92,7 @@ class Rule:
     def matches(self, node: fx.Node, fixed: Collection[fx.Node]) -> Iterator[Match]:
         """How it occurs with its first result at ``node``; weights that never change are told."""
         holders = {str(p.target): p for p in self.results[0].graph.find_nodes(op="placeholder")}
-        for found in _found(self.results, [node], {}):
+        for found in _match(self.results, [node], {}):
             bound = {name: found.get(p) for name, p in holders.items()}
             results, read = tuple(found[p] for p in self.results), _nodes(bound)
             calls = {g for p, g in found.items() if p.op == "call_function"}
@@ -113,7 +113,7 @@ class Rule:
                 yield match
 
 
-def _found(results: Sequence[fx.Node], at: Collection[fx.Node], bound: _Bound) -> Iterator[_Bound]:
+def _match(results: Sequence[fx.Node], at: Collection[fx.Node], bound: _Bound) -> Iterator[_Bound]:
     """What a pattern's nodes can stand for, its first result at one of ``at``."""
     first, *others = results
     for node in at:
@@ -121,7 +121,7 @@ def _found(results: Sequence[fx.Node], at: Collection[fx.Node], bound: _Bound) -
         if _stands_for(first, node, trial):
             read = _nodes([trial.get(p) for n in others[:1] for p in n.all_input_nodes])
             near = sorted({r for n in read for r in n.users if r.users})
-            yield from _found(others, near, trial) if others else [trial]
+            yield from _match(others, near, trial) if others else [trial]
 
 
 def _stands_for(p: Any, g: Any, bound: _Bound) -> bool:
@@ -143,7 +143,7 @@ def _stands_for(p: Any, g: Any, bound: _Bound) -> bool:
 
 def _arguments(node: fx.Node) -> list[Any]:
     """With defaults, in the order of the op's schema."""
-    return list(given_or_none(node).values()) or [*node.args]
+    return list(bind_if_op(node).values()) or [*node.args]
 
 
 def _nodes(values: Any) -> list[fx.Node]:
@@ -182,7 +182,7 @@ def rewrite(graph: Graph, rules: Sequence[Rule]) -> Graph:
                 _replace(draft, rule, match)
                 changed, left = True, left - 1
         draft.erase_unread()
-    return graph if left == most else draft.finished()
+    return graph if left == most else draft.finish()
 
 
 def _replace(draft: Draft, rule: Rule, match: Match) -> None:

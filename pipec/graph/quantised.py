@@ -58,7 +58,7 @@ def _spread(t: Tensor, x: Tensor, axis: int, block: int) -> Tensor:
     return t.reshape(()) if t.numel() == 1 else t
 
 
-def _saturated(steps: Tensor, dtype: torch.dtype) -> Tensor:
+def _saturate(steps: Tensor, dtype: torch.dtype) -> Tensor:
     """Whole numbers in float32 as integers of a type."""
     info = torch.iinfo(dtype)
     return steps.clamp(info.min, info.max).to(torch.int32).to(dtype).contiguous()
@@ -85,7 +85,7 @@ def quantize(
     steps = torch.round(wide / _spread(scale, x, axis, block).to(wide.dtype)).to(torch.float32)
     if zero is not None:
         steps = steps + _spread(zero.to(torch.float32), x, axis, block)
-    return _saturated(steps, dtype)
+    return _saturate(steps, dtype)
 
 
 @_op(
@@ -117,7 +117,7 @@ def dynamic_quantize(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     scale = (high - low) / 255
     scale = torch.where(scale == 0, torch.ones_like(scale), scale)
     zero = (-low / scale).clamp(0, 255).round()
-    return _saturated((x / scale).round() + zero, torch.uint8), scale, zero.to(torch.uint8)
+    return _saturate((x / scale).round() + zero, torch.uint8), scale, zero.to(torch.uint8)
 
 
 def _sums(y: Tensor) -> Tensor:
@@ -173,12 +173,12 @@ def qlinear_matmul(
     """A product of quantised matrices and 32-bit biases, quantised again."""
     sums = integer_matmul(a, b, a_zero, b_zero)
     scale = _rows(a_scale).to(torch.float32) * b_scale.to(torch.float32)
-    return _requantized(sums if bias is None else sums + bias, scale, y_scale, y_zero)
+    return _requantize(sums if bias is None else sums + bias, scale, y_scale, y_zero)
 
 
-def _requantized(sums: Tensor, scale: Tensor, y_scale: Tensor, y_zero: Tensor) -> Tensor:
+def _requantize(sums: Tensor, scale: Tensor, y_scale: Tensor, y_zero: Tensor) -> Tensor:
     steps = torch.round(sums.to(torch.float32) * (scale / y_scale.to(torch.float32)))
-    return _saturated(steps + y_zero.to(torch.float32), y_zero.dtype)
+    return _saturate(steps + y_zero.to(torch.float32), y_zero.dtype)
 
 
 def _conv_shape(
@@ -251,7 +251,7 @@ def qlinear_conv(
     if bias is not None:
         sums = sums + _spread(bias, sums, 1, 0)
     scale = _spread(x_scale.to(torch.float32) * w_scale.to(torch.float32), sums, 1, 0)
-    return _requantized(sums, scale, y_scale, y_zero)
+    return _requantize(sums, scale, y_scale, y_zero)
 
 
 QUANTIZE, DEQUANTIZE = torch.ops.pipec.quantize.default, torch.ops.pipec.dequantize.default

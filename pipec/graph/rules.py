@@ -128,7 +128,7 @@ def _can_be_saved(value: object) -> bool:
     return isinstance(value, _ARGUMENTS)
 
 
-def _known_ops(graph: Graph) -> Iterator[Finding]:
+def _check_ops(graph: Graph) -> Iterator[Finding]:
     allowed = OWN_NAMESPACES | graph.namespaces
     for n in graph.calls:
         if n.target is operator.getitem:
@@ -147,7 +147,7 @@ def _functional(graph: Graph) -> Iterator[Finding]:
             yield Finding(n.name, f"{n.target}, which mutates its argument", "a functional op")
 
 
-def _typed(graph: Graph) -> Iterator[Finding]:
+def _check_types(graph: Graph) -> Iterator[Finding]:
     for n in graph.module.graph.nodes:
         if n.op != "output" and "val" not in n.meta:
             yield Finding(n.name, "no value annotation", 'the type of its result in meta["val"]')
@@ -170,7 +170,7 @@ def _arguments_agree(graph: Graph) -> Iterator[Finding]:
             yield from disagreeing(n)
 
 
-def _originated(graph: Graph) -> Iterator[Finding]:
+def _check_origins(graph: Graph) -> Iterator[Finding]:
     for n in graph.calls:
         if not isinstance(n.meta.get("origin"), Origin):
             yield Finding(n.name, "no origin", 'the layer that it came from in meta["origin"]')
@@ -268,12 +268,12 @@ def _ends_in_order(graph: Graph, role: Role) -> Iterator[Finding]:
 NODE_RULES: dict[str, NodeRule] = {
     "well-formed": _well_formed,
     "kinds-of-nodes": _kinds_of_nodes,
-    "known-ops": _known_ops,
+    "known-ops": _check_ops,
     "functional": _functional,
-    "typed": _typed,
+    "typed": _check_types,
     "arguments-agree": _arguments_agree,
     "types-follow-ops": _types_follow_ops,
-    "originated": _originated,
+    "originated": _check_origins,
 }
 """Rule name to what finds its violations in the nodes, whatever goes in and out."""
 

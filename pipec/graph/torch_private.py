@@ -267,7 +267,7 @@ def _holders(tensors: list[torch.Tensor], place: int) -> tuple[int, int, int]:
     )
 
 
-def held_once(tensors: list[torch.Tensor], place: int) -> bool:
+def is_held_once(tensors: list[torch.Tensor], place: int) -> bool:
     """Whether nothing but this list holds a tensor or another one of the same memory."""
     return _holders(tensors, place) == _holders([torch.empty(1)], 0)
 
@@ -285,7 +285,7 @@ def without_stack_traces() -> Iterator[None]:
 
 
 @contextmanager
-def muted() -> Iterator[None]:
+def mute_logs() -> Iterator[None]:
     """Keep torch from logging an exception on fake tensors that an error is about to tell."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     before = logger.level

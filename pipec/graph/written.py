@@ -8,7 +8,7 @@ from pipec.graph.ir import Graph, GraphInput, GraphOutput
 from pipec.graph.torch_private import graph_module
 
 
-def written(
+def copy_calls(
     like: Graph,
     inputs: Iterable[GraphInput],
     calls: Iterable[fx.Node],

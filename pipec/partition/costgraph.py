@@ -187,14 +187,14 @@ def cost_graph(
         seconds=np.array([v.seconds for v in rows], float),
         bytes=np.array([v.bytes for v in rows], float),
         gradient_bytes=np.array([v.gradient_bytes for v in rows], float),
-        weight_bytes=_filled(weight_bytes, n),
-        activation_bytes=_filled(activation_bytes, n),
+        weight_bytes=_fill(weight_bytes, n),
+        activation_bytes=_fill(activation_bytes, n),
         group=np.full(n, -1, np.int64) if group is None else np.asarray(group, np.int64),
         backward=np.zeros(n, bool) if backward is None else np.asarray(backward, bool),
     )
 
 
-def _filled(array: Sequence[float] | FloatArray | None, n: int) -> FloatArray:
+def _fill(array: Sequence[float] | FloatArray | None, n: int) -> FloatArray:
     return np.zeros(n) if array is None else np.asarray(array, float)
 
 

@@ -118,7 +118,7 @@ def make_units(graph: CostGraph, cost: FloatArray) -> Units:
     return merge(trivial, label)
 
 
-def joined(count: int, pairs: Iterable[tuple[int, int]]) -> IntArray:
+def join(count: int, pairs: Iterable[tuple[int, int]]) -> IntArray:
     """A label per unit, [count]; the units of a pair have the same."""
     return _components(count, np.array([*pairs], np.int64).reshape(-1, 2), "weak")
 

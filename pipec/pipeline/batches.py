@@ -51,8 +51,8 @@ class Splitter:
         if isinstance(batch, Sequence) and batch and isinstance(batch[0], Mapping):
             if len(batch) > self._most:
                 raise PlanError("too many microbatches", got=len(batch), want=self._most)
-            return [self._named(part) for part in batch]
-        named = self._named(batch)
+            return [self._name(part) for part in batch]
+        named = self._name(batch)
         counts = {n: len(named[n]) for n in self._split}
         count = max(counts.values(), default=1)
         if len(set(counts.values())) > 1:
@@ -71,7 +71,7 @@ class Splitter:
             for b in begins
         ]
 
-    def _named(self, batch: object) -> dict[str, torch.Tensor]:
+    def _name(self, batch: object) -> dict[str, torch.Tensor]:
         if isinstance(batch, Mapping):
             given = dict(batch)
         else:

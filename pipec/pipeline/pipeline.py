@@ -44,7 +44,7 @@ from pipec.runtime.rules import Correction
 from pipec.runtime.runner import Runner
 from pipec.runtime.shares import Shares
 from pipec.runtime.state import load_weights
-from pipec.runtime.stored import stored
+from pipec.runtime.stored import open_weights
 from pipec.runtime.waiting import PATIENCE
 from pipec.runtime.weights import OptimizerFactory, SchedulerFactory
 
@@ -182,7 +182,7 @@ class Pipeline:
         bring_modules(plan)
         if "RANK" in os.environ and not dist.is_initialized():
             self._open.enter_context(process_group(timeout, device))
-        held = stored(Path(weights)) if isinstance(weights, Path | str) else weights
+        held = open_weights(Path(weights)) if isinstance(weights, Path | str) else weights
         order = plan.schedule if drain else endless(plan)
         alone = device == "auto" and not dist.is_initialized()
         self._active = self._runner = pipeline_of(
@@ -364,7 +364,7 @@ class Pipeline:
         known = [t for t in told if t is not None]
         if not known:
             raise PlanError("no rank was given a batch")
-        check_same("the batch", [t and _told(t) for t in told], _SAME_DATA)
+        check_same("the batch", [t and _describe(t) for t in told], _SAME_DATA)
         shapes = [tuple((n, tuple(s)) for n, s in shape) for shape, _ in known[0]]
         compiled_for = [compiled(shape) for shape in shapes]
         pairs = zip(self._batch, compiled_for, strict=False)
@@ -432,7 +432,7 @@ class Pipeline:
         return {n: torch.cat(p) if p[0].dim() else torch.stack(p) for n, p in parts.items()}
 
 
-def _told(microbatches: list[Any]) -> str:
+def _describe(microbatches: list[Any]) -> str:
     """What a rank was given, in words, and a digest of it."""
     shapes = ", ".join(f"{name} {shape}" for name, shape in microbatches[0][0])
     return f"{len(microbatches)} microbatches ({shapes}; {digest_of(microbatches)})"

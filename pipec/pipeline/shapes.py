@@ -133,7 +133,7 @@ class Retraced:
             return
         graph = run_passes(parse_pipeline("simplify"), Plan(graph, plan.cluster, plan.target)).graph
         names = sorted(graph.weights.keys() ^ plan.graph.weights.keys())
-        got, want = ([_computed(n) for n in g.calls] for g in (graph, plan.graph))
+        got, want = ([_describe(n) for n in g.calls] for g in (graph, plan.graph))
         pairs = zip(got, want, strict=True) if len(got) == len(want) else ()
         other = [f"{a} for {b}" for a, b in pairs if a != b] or sorted({*got} - {*want})
         if names or other:
@@ -220,7 +220,7 @@ def _forward(plan: Plan, devices: int, microbatches: int) -> Schedule:
     return complete(build("inference", rows, microbatches, placement=place), plan)
 
 
-def _computed(node: fx.Node) -> str:
+def _describe(node: fx.Node) -> str:
     """A node's op with the arguments that are no nodes: a name says nothing of what is computed."""
     args = fx.map_arg((node.args, node.kwargs), lambda _: None)
     return f"{node.target}{args}"

@@ -56,7 +56,7 @@ def counts_of(graph: Graph, rows: Count) -> list[Count]:
     todo = [(graph.node(o.node), False) for o in graph.outputs_of(OutputKind.LOSS)[:1]]
     inputs = {i.node: i.name for i in graph.inputs_of(InputKind.INPUT)}
     compiled = int(rows({n: tensor(graph.node(k)) for k, n in inputs.items()}))
-    read, scalars = _read(graph, inputs)
+    read, scalars = _find_read(graph, inputs)
     found: dict[str, Count] = {}
     while todo:
         node, free = todo.pop()
@@ -83,7 +83,7 @@ def counts_of(graph: Graph, rows: Count) -> list[Count]:
     return list(found.values()) or [rows]
 
 
-def _read(graph: Graph, inputs: Mapping[str, str]) -> tuple[set[str], set[str]]:
+def _find_read(graph: Graph, inputs: Mapping[str, str]) -> tuple[set[str], set[str]]:
     """What depends on the inputs, and of that what is a scalar or computed of scalars alone."""
     read = set(inputs)
     scalars = {n for n in inputs if not tensor(graph.node(n)).dim()}
@@ -165,8 +165,8 @@ def _cross_entropy(graph: Graph, node: fx.Node, rows: Count) -> Count | None:
         return None
     if not isinstance(target, fx.Node) or target.meta["val"].is_floating_point():
         return None
-    targets, index = _computed(graph, target), _argument(node, "ignore_index")
-    scale = _computed(graph, weight) if isinstance(weight, fx.Node) else None
+    targets, index = _compile(graph, target), _argument(node, "ignore_index")
+    scale = _compile(graph, weight) if isinstance(weight, fx.Node) else None
     if targets is None and scale is weight is None and not _may_be(graph, target, index):
         return rows  # the model's own labels, all of which count
     if targets is None or (scale is None and weight is not None):
@@ -225,7 +225,7 @@ def _divisor(graph: Graph, node: object) -> Count | None:
         node = node.args[0]
     if not isinstance(node, fx.Node) or node.op == "placeholder" or node.meta["val"].dim():
         return None
-    value = _computed(graph, node)
+    value = _compile(graph, node)
     return None if value is None else lambda inputs: float(value(inputs))
 
 
@@ -237,7 +237,7 @@ def _argument(node: fx.Node, name: str) -> Any:
     return {**known, **dict(zip(known, node.args, strict=False)), **node.kwargs}.get(name)
 
 
-def _computed(
+def _compile(
     graph: Graph, target: fx.Node
 ) -> Callable[[Mapping[str, torch.Tensor]], torch.Tensor] | None:
     """A function from inputs to a value that depends on them and on what never changes alone."""

@@ -410,7 +410,7 @@ class Plan:
         """A copy with some fields changed (`dataclasses.replace`)."""
         return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
 
-    def tied(self) -> dict[str, tuple[int, ...]]:
+    def find_tied(self) -> dict[str, tuple[int, ...]]:
         """Weights that more than one stage reads, with these stages."""
         readers: dict[str, list[int]] = {}
         for stage in self.stages:

@@ -92,7 +92,7 @@ def _timeline(schedule: Schedule | None, record: Record | None) -> Timeline | No
 
 def _weights_record(plan: Plan) -> dict[str, Any]:
     """Who owns which weight; for tied ones, the stages that share them and their other names."""
-    tied, owner = plan.tied(), owners(plan)
+    tied, owner = plan.find_tied(), owners(plan)
     return {
         "stored": all_have_data(plan.graph.weights),
         "owners": owner,

@@ -69,11 +69,11 @@ def plan_to_text(plan: Plan) -> str:
         shown = {Path(folder) / GRAPHS / row["key"] / "F.json" for row in record["stages"]}
         for file in files:
             if file.suffix != ".py" and file not in shown:
-                parts[file.relative_to(folder).as_posix()] = _written(file)
+                parts[file.relative_to(folder).as_posix()] = _encode(file)
     return "".join(f"//--- {name}\n{text}" for name, text in parts.items())
 
 
-def _written(file: Path) -> str:
+def _encode(file: Path) -> str:
     if file.suffix == ".json":
         return file.read_text(encoding="utf-8")
     return base64.b64encode(file.read_bytes()).decode("ascii") + "\n"

@@ -69,15 +69,15 @@ def page(plans: Sequence[Plan], extras: Mapping[str, Any]) -> str:
     script = "'use strict';\n" + "".join(_file(name) for name in _SCRIPTS)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return _PAGE.format(
-        digest=digest, styles="".join(map(_file, _STYLES)), data=embedded(data), script=script
+        digest=digest, styles="".join(map(_file, _STYLES)), data=embed(data), script=script
     )
 
 
-def embedded(data: object) -> str:
+def embed(data: object) -> str:
     r"""JSON that can stand inside of a script element: nothing in it ends one or opens a comment.
 
     Example:
-        >>> print(embedded({"name": "</script><!--"}))
+        >>> print(embed({"name": "</script><!--"}))
         {"name":"\u003c/script\u003e\u003c!--"}
     """
     text = json.dumps(_finite(data), separators=(",", ":"), allow_nan=False, default=str)

@@ -24,11 +24,11 @@ MOST_POINTS = 1_500
 _TYPES = {"u8": "<u1", "i16": "<i2", "i32": "<i4", "f32": "<f4", "f64": "<f8"}
 
 
-def packed(values: npt.ArrayLike, kind: str) -> dict[str, str]:
+def pack_column(values: npt.ArrayLike, kind: str) -> dict[str, str]:
     """A column of numbers as base64; ``kind`` is one of u8, i16, i32, f32, f64.
 
     Example:
-        >>> packed([1, 2], "u8")
+        >>> pack_column([1, 2], "u8")
         {'u8': 'AQI='}
     """
     return {kind: base64.b64encode(np.asarray(values).astype(_TYPES[kind]).tobytes()).decode()}
@@ -75,19 +75,19 @@ def nodes_data(plan: Plan) -> Data:
     stage_of = plan.partition.stage_of if plan.partition else {}
     origins, times = [origin(n) for n in calls], node_times(plan)
     columns = {
-        "op": packed([ops(op_name(n)) for n in calls], "i16"),
-        "path": packed([paths(o.name) for o in origins], "i32"),
-        "layer": packed([layers(o.op) for o in origins], "i16"),
-        "type": packed([types(_type(n)) for n in calls], "i32"),
-        "stage": packed([stage_of.get(n.name, -1) for n in calls], "i16"),
-        "seconds": packed([times[n][1] if n in times else 0.0 for n in calls], "f32"),
-        "flops": packed(
+        "op": pack_column([ops(op_name(n)) for n in calls], "i16"),
+        "path": pack_column([paths(o.name) for o in origins], "i32"),
+        "layer": pack_column([layers(o.op) for o in origins], "i16"),
+        "type": pack_column([types(_type(n)) for n in calls], "i32"),
+        "stage": pack_column([stage_of.get(n.name, -1) for n in calls], "i16"),
+        "seconds": pack_column([times[n][1] if n in times else 0.0 for n in calls], "f32"),
+        "flops": pack_column(
             [plan.costs.nodes[n.name].flops for n in calls] if plan.costs else [], "f32"
         ),
-        "bytes": packed(_sizes(plan, calls), "f32"),
-        "parameters": packed(_parameters(plan, calls), "f32"),
-        "first": packed(np.cumsum([0, *map(len, edges)]), "i32"),
-        "reads": packed([e for row in edges for e in row], "i32"),
+        "bytes": pack_column(_sizes(plan, calls), "f32"),
+        "parameters": pack_column(_parameters(plan, calls), "f32"),
+        "first": pack_column(np.cumsum([0, *map(len, edges)]), "i32"),
+        "reads": pack_column([e for row in edges for e in row], "i32"),
     }
     lists = {"ops": list(ops.of), "paths": list(paths.of), "layers": list(layers.of)}
     lists |= {"names": [n.name for n in calls], "types": list(types.of)}
@@ -144,14 +144,14 @@ def timeline_data(timeline: Timeline) -> Data:
         "kinds": [kind.name for kind in ActionKind],
         "categories": list(CATEGORIES),
         "lanes": [[lane.device, lane.name] for lane in timeline.lanes.names],
-        "lane": packed(timeline.lanes.of[takes], "i16"),
-        "kind": packed(s.kind[takes], "u8"),
-        "stage": packed(s.stage[takes], "i16"),
-        "microbatch": packed(s.microbatch[takes], "i32"),
-        "version": packed(s.version[takes], "i32"),
-        "begin": packed(timeline.begin[takes], "f64"),  # the page shows what an action takes
-        "end": packed(timeline.end[takes], "f64"),
-        "critical": packed(critical[critical >= 0], "i32"),
+        "lane": pack_column(timeline.lanes.of[takes], "i16"),
+        "kind": pack_column(s.kind[takes], "u8"),
+        "stage": pack_column(s.stage[takes], "i16"),
+        "microbatch": pack_column(s.microbatch[takes], "i32"),
+        "version": pack_column(s.version[takes], "i32"),
+        "begin": pack_column(timeline.begin[takes], "f64"),  # the page shows what an action takes
+        "end": pack_column(timeline.end[takes], "f64"),
+        "critical": pack_column(critical[critical >= 0], "i32"),
         "memory": [_curve_data(curve) for curve in timeline.memory_curves],
     }
 
@@ -164,6 +164,6 @@ def _curve_data(curve: Curve) -> Data:
         groups = np.array_split(keep, MOST_POINTS)
         keep = np.array([g[total[g].argmax()] for g in groups])
     return {
-        "time": packed(curve.time[keep], "f32"),
-        "held": packed(curve.held[keep].ravel(), "f32"),
+        "time": pack_column(curve.time[keep], "f32"),
+        "held": pack_column(curve.held[keep].ravel(), "f32"),
     }

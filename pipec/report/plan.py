@@ -55,7 +55,7 @@ def print_plan(plan: Plan, console: Console, heaviest: int = 10) -> None:
     if (saved := saved_table(data["stages"])) is not None:
         console.print(saved)
     if data["explored"]:
-        console.print(_explored(data))
+        console.print(_show_explored(data))
     _print_notes(data, console)
 
 
@@ -158,7 +158,7 @@ SHOWN = 12
 """Most schedules or candidates that are shown; the plan keeps all."""
 
 
-def _explored(data: Data) -> Table:
+def _show_explored(data: Data) -> Table:
     microbatches, tried = data["schedule"]["microbatches"], data["explored"]
     hidden = f"; {SHOWN} of {len(tried)}, all are in plan.json" if len(tried) > SHOWN else ""
     table = Table(

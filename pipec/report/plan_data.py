@@ -41,9 +41,9 @@ def plan_data(plan: Plan, heaviest: int = 10) -> Data:
         "heaviest": heaviest_nodes(plan, heaviest),
         "tied": {
             name: {"stages": list(stages), "aliases": list(plan.graph.tied.get(name, ()))}
-            for name, stages in plan.tied().items()
+            for name, stages in plan.find_tied().items()
         },
-        "guessed": guessed_ops(plan),
+        "guessed": list_guessed(plan),
         "memory": memory_data(plan),
         "idle_devices": idle_devices(plan),
         "schedule": _schedule_data(plan),
@@ -148,7 +148,7 @@ def heaviest_nodes(plan: Plan, count: int) -> list[Data]:
     ]
 
 
-def guessed_ops(plan: Plan) -> list[str]:
+def list_guessed(plan: Plan) -> list[str]:
     """Ops of other packages whose cost is a guess: no formula, no measurement."""
     if plan.costs is None:
         return []

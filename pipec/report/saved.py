@@ -45,13 +45,13 @@ def saved_table(stages: list[Data]) -> Table | None:
     rows = [(s["stage"], s["saved"]) for s in stages if s["saved"]]
     for number, saved in rows:
         again = saved["recomputed"]
-        first = [str(number), show(saved["kept_bytes"], "B"), _counted(again, sum(again.values()))]
+        first = [str(number), show(saved["kept_bytes"], "B"), _count(again, sum(again.values()))]
         for slot in saved["slots"] or [None]:
-            hosted = [_counted(slot["values"], slot["nbytes"]), str(slot["depth"])] if slot else []
+            hosted = [_count(slot["values"], slot["nbytes"]), str(slot["depth"])] if slot else []
             table.add(*first, *hosted)
             first = ["", "", ""]
     return table if rows else None
 
 
-def _counted(values: Any, nbytes_: float) -> str:
+def _count(values: Any, nbytes_: float) -> str:
     return f"{show(nbytes_, 'B')} ({len(values)})" if values else ""

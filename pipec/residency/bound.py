@@ -27,7 +27,7 @@ from scipy import sparse
 from scipy.optimize import Bounds, LinearConstraint, OptimizeResult
 
 from pipec.residency.problem import KEEP, OFFLOAD, RECOMPUTE, FloatArray, IntArray, Problem, Working
-from pipec.residency.program import GAP, NODES_REACHED, WHOLE_UP_TO, solved
+from pipec.residency.program import GAP, NODES_REACHED, WHOLE_UP_TO, solve
 
 TIE = 1e-6
 """Weight of recomputed seconds where they are in T: what does not lower T is not recomputed."""
@@ -129,7 +129,7 @@ def bound(
         mine, need = np.zeros(program.n), cut.alive / program.unit
         mine[list(cut.values)] = need
         program.row(-np.inf, need * (len(cut.values) - 1), {"w": -1}, r=mine)
-    return _solved(program)
+    return _solve(program)
 
 
 def _steady(c: _Program) -> None:
@@ -171,7 +171,7 @@ def _apart(c: _Program) -> None:
     c.row(-np.inf, behind, {"w": 1}, o=size)
 
 
-def _solved(c: _Program) -> Bound:
+def _solve(c: _Program) -> Bound:
     found = _milp(c, whole=c.n <= WHOLE_UP_TO)
     if found.status == NODES_REACHED:  # a bound, but perhaps no decision
         parts = _milp(c, whole=False)
@@ -199,4 +199,4 @@ def _milp(c: _Program, *, whole: bool) -> OptimizeResult:
     integral[: 2 * c.n] = whole
     bounds = Bounds(np.zeros(c.columns), top)
     rows = LinearConstraint(sparse.csr_array(np.array(c.rows)), c.low, c.high)
-    return solved(cost, integral, bounds, rows)
+    return solve(cost, integral, bounds, rows)

@@ -8,7 +8,7 @@ import numpy as np
 
 from pipec.errors import PartitionError
 from pipec.residency.bound import Bound, bound
-from pipec.residency.improve import improved
+from pipec.residency.improve import improve
 from pipec.residency.play import CLOSE, Played, Slot, again, play
 from pipec.residency.problem import KEEP, OFFLOAD, RECOMPUTE, IntArray, Problem, Working
 
@@ -98,7 +98,7 @@ def choose(problem: Problem) -> Choice:
     for start in (best, *others):
         lost = problem.values > MANY and start.seconds == np.inf > best.seconds
         if best.seconds > near and not lost:
-            best = min(best, improved(problem, start), key=lambda t: t.order)
+            best = min(best, improve(problem, start), key=lambda t: t.order)
     if best.seconds == np.inf:
         raise DoesNotFitError(best.peak_bytes, problem.cap)
     return Choice(
@@ -137,7 +137,7 @@ def _starts(problem: Problem, first: Bound) -> list[Played]:
             cuts.append(cut)
         program = bound(problem, problem.cap * shrink, cuts, decides=True)
     found += [
-        _first_that_fits(problem, _arranged(problem, decision))
+        _first_that_fits(problem, _arrange(problem, decision))
         for decision in _all_of_one_kind(problem)
     ]
     unlike = dict[object, Played]()
@@ -157,16 +157,16 @@ def _unknown(problem: Problem, decision: IntArray) -> Working | None:
 
 
 def _of_program(problem: Problem, program: Bound) -> Played:
-    decisions = [program.nearest(), _diffused(problem, program)]
+    decisions = [program.nearest(), _diffuse(problem, program)]
     if problem.behind is not None:  # nothing stays
         decisions = [np.where(d == KEEP, OFFLOAD, d) for d in decisions]
         decisions.append(np.where(program.recompute > _SOME, RECOMPUTE, OFFLOAD))
     rounded = {d.tobytes(): d for d in decisions}
-    several = [t for d in rounded.values() for t in _arranged(problem, d)]
+    several = [t for d in rounded.values() for t in _arrange(problem, d)]
     return _first_that_fits(problem, several)
 
 
-def _arranged(problem: Problem, decision: IntArray) -> Iterator[Played]:
+def _arrange(problem: Problem, decision: IntArray) -> Iterator[Played]:
     """A decision with its moved values in slots of several depths."""
     leaving = np.flatnonzero(decision == OFFLOAD)
     if not len(leaving):
@@ -225,7 +225,7 @@ def _least_sum(problem: Problem, values: IntArray, want: float) -> list[int]:
     return first
 
 
-def _diffused(problem: Problem, program: Bound) -> IntArray:
+def _diffuse(problem: Problem, program: Bound) -> IntArray:
     """Whole decisions whose running bytes follow those of the fractions."""
     decision = problem.keep_all()
     owed = {OFFLOAD: 0.0, RECOMPUTE: 0.0}

@@ -13,7 +13,7 @@ MOVES = 120
 _Fate = tuple[int, int]
 
 
-def improved(problem: Problem, best: Played) -> Played:
+def improve(problem: Problem, best: Played) -> Played:
     """Sweeps of changes to one value, the most expensive first, and exchanges of two."""
     for _ in range(SWEEPS):
         before = best
@@ -24,13 +24,13 @@ def improved(problem: Problem, best: Played) -> Played:
                 best = _better(problem, best, {v: fate})
         if problem.values * (problem.values - 1) / 2 <= MOVES:
             for v, w in combinations(range(problem.values), 2):
-                best = _exchanged(problem, best, v, w)
+                best = _exchange(problem, best, v, w)
         if best is before:
             break
     return best
 
 
-def _exchanged(problem: Problem, best: Played, one: int, other: int) -> Played:
+def _exchange(problem: Problem, best: Played, one: int, other: int) -> Played:
     """The better of a decision and the same with the fates of two values exchanged."""
     fate, new = _fate(best, one), _fate(best, other)
     if fate == new or new not in _fates(problem, one) or fate not in _fates(problem, other):
@@ -54,7 +54,7 @@ def _better(problem: Problem, best: Played, change: dict[int, _Fate]) -> Played:
     decision, slots = best.decision.copy(), best.slots
     for value, (kind, depth) in change.items():
         decision[value] = kind
-        slots = _moved(slots, value, depth if kind == OFFLOAD else None)
+        slots = _move(slots, value, depth if kind == OFFLOAD else None)
     seconds, nbytes = least(problem, decision, slots)
     slower = seconds // best.close > best.seconds // best.close
     if best.seconds < np.inf and (slower or nbytes > problem.cap * (1 + 1e-12)):
@@ -65,7 +65,7 @@ def _better(problem: Problem, best: Played, change: dict[int, _Fate]) -> Played:
     return best
 
 
-def _moved(slots: tuple[Slot, ...], value: int, depth: int | None) -> tuple[Slot, ...]:
+def _move(slots: tuple[Slot, ...], value: int, depth: int | None) -> tuple[Slot, ...]:
     """Slots after one value changed to the slot of a depth, or left all."""
     found = [Slot(s.depth, tuple(v for v in s.values if v != value)) for s in slots]
     if depth is not None:

@@ -31,7 +31,7 @@ from pipec.residency.problem import KEEP, OFFLOAD, IntArray, Problem
 from pipec.schedule.action import ActionKind
 from pipec.schedule.build import build
 from pipec.schedule.channels import Channel, ChannelKind
-from pipec.schedule.generators.flush import warmed_up
+from pipec.schedule.generators.flush import make_1f1b
 from pipec.schedule.offload import insert_offload
 from pipec.simulate.engine import Prepared
 from pipec.simulate.memory import Memory, peaks
@@ -188,7 +188,7 @@ def _alone(
     flight, alternates, forward, backward = row
     if not sizes:  # one action behind the other
         return forward + backward, flight * kept + working
-    like = _prepared(flight, alternates, tuple(depth for depth, _ in sizes))
+    like = _prepare(flight, alternates, tuple(depth for depth, _ in sizes))
     nbytes = iter([int(size) for _, size in sizes])
     channels = [
         replace(c, nbytes=next(nbytes)) if c.kind is ChannelKind.H else c
@@ -197,15 +197,15 @@ def _alone(
     host = {n: c.nbytes / bandwidth for n, c in enumerate(channels) if c.nbytes}
     times = Times(Times.of_stages([forward], [backward]).compute, host=host)
     memory = Memory(saved=[kept], workspace={"B": [working]})
-    timeline = simulate(like.resized(channels), times, memory)
+    timeline = simulate(like.resize(channels), times, memory)
     return _period(timeline, flight, alternates=alternates), peaks(timeline.held.all(memory), 1)[0]
 
 
 @lru_cache(maxsize=512)
-def _prepared(flight: int, alternates: bool, depths: tuple[int, ...]) -> Prepared:
+def _prepare(flight: int, alternates: bool, depths: tuple[int, ...]) -> Prepared:
     """The stage's row with slots of some depths; enough microbatches to become steady, and end."""
     count = 3 * flight + 2 * PERIODS if alternates else flight
-    row = warmed_up(0, np.arange(count), flight - alternates)
+    row = make_1f1b(0, np.arange(count), flight - alternates)
     slots = [Channel(ChannelKind.H, 0, 0, f"host{k}", depth=d) for k, d in enumerate(depths)]
     schedule = build("alone", [row], count)
     return Prepared.of(insert_offload(schedule, slots) if slots else schedule)

@@ -20,7 +20,7 @@ GAP = 1e-3
 NODES_REACHED = 1  # scipy's status
 
 
-def solved(
+def solve(
     cost: FloatArray, integral: IntArray, bounds: Bounds, rows: LinearConstraint
 ) -> OptimizeResult:
     """The least cost, with whole values where ``integral`` is 1; see `scipy.optimize.milp`.

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from pipec.errors import BackendError
-from pipec.runtime.waiting import answered
+from pipec.runtime.waiting import waiting_for
 
 
 def exchange(mine: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
@@ -29,7 +29,7 @@ def exchange(mine: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
     data = torch.frombuffer(bytearray(json.dumps(mine).encode()), dtype=torch.uint8)
     world = dist.get_world_size()
     lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(world)]
-    with answered("the messages of all ranks"):
+    with waiting_for("the messages of all ranks"):
         dist.all_gather(lengths, torch.tensor([len(data)]), group)
         longest = max(int(n) for n in lengths)
         padded = torch.zeros(longest, dtype=torch.uint8)
@@ -48,7 +48,7 @@ def collect(mine: Mapping[str, torch.Tensor]) -> list[dict[str, torch.Tensor]] |
     """
     types = {n: [str(t.dtype).removeprefix("torch."), list(t.shape)] for n, t in mine.items()}
     parts = exchange(types)
-    with answered("the tensors of all ranks"):
+    with waiting_for("the tensors of all ranks"):
         if dist.get_rank():
             for t in mine.values():
                 dist.send(t.detach().cpu().contiguous(), 0)

@@ -159,8 +159,8 @@ class Allocations(TorchDispatchMode):
         nbytes = storage.nbytes()
         self.live += nbytes
 
-        def gone(_: object) -> None:
+        def forget(_: object) -> None:
             del self._live[key]
             self.live -= nbytes
 
-        self._live[key] = weakref.ref(storage, gone)
+        self._live[key] = weakref.ref(storage, forget)

@@ -27,7 +27,7 @@ def optimizer_from_text(text: str) -> OptimizerFactory:
         >>> type(make([torch.nn.Parameter(torch.ones(1))])).__name__
         'SGD'
     """
-    make: OptimizerFactory = _made_as_told(text, "optimizer", torch.optim, torch.optim.Optimizer)
+    make: OptimizerFactory = _make_factory(text, "optimizer", torch.optim, torch.optim.Optimizer)
     return make
 
 
@@ -44,13 +44,13 @@ def scheduler_from_text(text: str) -> SchedulerFactory:
         'StepLR'
     """
     rates = torch.optim.lr_scheduler
-    make: SchedulerFactory = _made_as_told(text, "learning-rate schedule", rates, rates.LRScheduler)
+    make: SchedulerFactory = _make_factory(text, "learning-rate schedule", rates, rates.LRScheduler)
     return make
 
 
-def _made_as_told(text: str, what: str, module: ModuleType, base: type) -> Callable[[Any], Any]:
+def _make_factory(text: str, what: str, module: ModuleType, base: type) -> Callable[[Any], Any]:
     """What makes an instance of the class that ``text`` names, with its options."""
-    found, options = _named(text, what, module, base)
+    found, options = _parse(text, what, module, base)
 
     def make(given: Any) -> Any:
         try:
@@ -64,7 +64,7 @@ def _made_as_told(text: str, what: str, module: ModuleType, base: type) -> Calla
     return make
 
 
-def _named(text: str, what: str, module: ModuleType, base: type) -> tuple[Any, dict[str, Any]]:
+def _parse(text: str, what: str, module: ModuleType, base: type) -> tuple[Any, dict[str, Any]]:
     name, _, rest = text.partition(":")
     classes = {n.lower(): c for n, c in vars(module).items() if inspect.isclass(c)}
     known = {

@@ -36,8 +36,8 @@ from pipec.runtime.identity import model_of
 from pipec.runtime.metrics import tell
 from pipec.runtime.process_group import new_group
 from pipec.runtime.seal import Sealed, check_file, read_seal, write_seal
-from pipec.runtime.state import first_unsound, restore, state_of, told_anew, wanted
-from pipec.runtime.waiting import PATIENCE, located, within
+from pipec.runtime.state import first_unsound, is_wanted, list_changed, restore, state_of
+from pipec.runtime.waiting import PATIENCE, locate_failure, within
 
 _PREFIX, _PART = "round-", ".part"
 
@@ -189,7 +189,7 @@ class Checkpoints:
                     self._say(f"going on from {_PREFIX}{number}: {reasons[0]}")
                 others = [restore(e, entries) for e in self._executors]
                 self._first(None)
-                if anew := told_anew(self._executors[0], entries):
+                if anew := list_changed(self._executors[0], entries):
                     self._say(f"going on with what this run is told: {'; '.join(anew)}")
                 if told := sorted({other for each in others for other in each}):
                     self._say(f"the optimizer's settings are the checkpoint's: {'; '.join(told)}")
@@ -205,7 +205,7 @@ class Checkpoints:
 
     def _read(self, number: int, entries: dict[str, torch.Tensor]) -> None:
         for file, told in self._seal(number).items():
-            names = [n for n in told["entries"] if any(wanted(e, n) for e in self._executors)]
+            names = [n for n in told["entries"] if any(is_wanted(e, n) for e in self._executors)]
             path = self._directory / f"{_PREFIX}{number}" / file
             if names:
                 check_file(path, told["sha256"])
@@ -229,7 +229,7 @@ class Checkpoints:
 
     def _all(self, mine: Any) -> list[Any]:
         number = self._executors[0].round
-        with located(lambda: f"round {number}, at the checkpoint before it"):
+        with locate_failure(lambda: f"round {number}, at the checkpoint before it"):
             return exchange(mine, self._group)
 
 

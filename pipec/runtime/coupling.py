@@ -43,7 +43,7 @@ def check_uncoupled(make: OptimizerFactory, parameters: Mapping[str, torch.Tenso
     )
     halves = (names[::2], names[: len(names) // 2])
     try:
-        plain, *others = (_stepped(make, values, gradients, moved) for moved in ((), *halves))
+        plain, *others = (_step(make, values, gradients, moved) for moved in ((), *halves))
     except Exception:  # it looks at more than names and dimensions
         return
     for moved, changed in zip(halves, others, strict=True):
@@ -60,7 +60,7 @@ def check_uncoupled(make: OptimizerFactory, parameters: Mapping[str, torch.Tenso
             )
 
 
-def _stepped(
+def _step(
     make: OptimizerFactory,
     values: Mapping[str, torch.Tensor],
     gradients: Mapping[str, torch.Tensor],

@@ -17,7 +17,7 @@ import torch
 
 from pipec.errors import BackendError
 from pipec.runtime.host_memory import HostArena
-from pipec.runtime.tensors import TensorType, pack, packed_bytes, parts, places_of
+from pipec.runtime.tensors import TensorType, buffer_bytes, pack, parts, places_of
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Fetched:
     """Tensors on their way from host memory, or there.
 
     Attributes:
-        parts: Theirs, as `restored` takes them.
+        parts: Theirs, as `restore` takes them.
         done: Recorded behind the copy; None where it has ended.
     """
 
@@ -89,7 +89,7 @@ class Device:
         return []
 
     @contextmanager
-    def timed(self) -> Iterator[None]:
+    def count_time(self) -> Iterator[None]:
         """Count what is computed inside."""
         begin = time.perf_counter()
         yield
@@ -118,7 +118,7 @@ class Device:
 
     def to_host(self, tensors: Sequence[torch.Tensor], types: Sequence[TensorType]) -> Copied:
         """Start a copy of tensors, packed, to host memory; the caller gives them away."""
-        return Copied(pack(tensors, types, self.room(packed_bytes(types))))
+        return Copied(pack(tensors, types, self.room(buffer_bytes(types))))
 
     def from_host(
         self, copy: Copied, types: Sequence[TensorType], left: Copied | None = None
@@ -163,7 +163,7 @@ class CudaDevice(Device):
         return event
 
     @contextmanager
-    def timed(self) -> Iterator[None]:
+    def count_time(self) -> Iterator[None]:
         """Mark what is computed inside by two events on the compute stream."""
         begin = self._event()
         yield
@@ -196,7 +196,7 @@ class CudaDevice(Device):
 
     def to_host(self, tensors: Sequence[torch.Tensor], types: Sequence[TensorType]) -> Copied:
         """Copy each tensor to its place in pinned memory, once it is written."""
-        host = self.room(packed_bytes(types))
+        host = self.room(buffer_bytes(types))
         self._out.wait_stream(torch.cuda.current_stream(self.torch))
         begin = self._event(self._out)
         with torch.cuda.stream(self._out):

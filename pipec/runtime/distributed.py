@@ -18,14 +18,14 @@ from pipec.runtime.agreement import agree, collect
 from pipec.runtime.device import backend_for, device_of, local_device
 from pipec.runtime.executor import Batch, Settings
 from pipec.runtime.host_memory import keep_freed_memory
-from pipec.runtime.identity import given_of, identity, inputs_of, optimizers_of, weights_of
+from pipec.runtime.identity import digest_weights, identity, inputs_of, optimizers_of, weights_of
 from pipec.runtime.local import LocalPipeline
 from pipec.runtime.placing import links
 from pipec.runtime.process_group import ProcessGroupTransport
 from pipec.runtime.program import Program
 from pipec.runtime.rendezvous import join
 from pipec.runtime.runner import Runner, Told
-from pipec.runtime.waiting import PATIENCE, Watch, answered, finished, located, within
+from pipec.runtime.waiting import PATIENCE, Watch, call_within, locate_failure, waiting_for, within
 from pipec.schedule.channels import ChannelKind
 from pipec.schedule.dependencies import waits_for
 
@@ -54,8 +54,8 @@ def process_group(timeout: timedelta = PATIENCE, device: str = "auto") -> Iterat
     else:
         torch.cuda.set_device(mine)
     _keep_to_one_host()
-    with answered("all ranks to start"):
-        found = finished(lambda: _met(timeout), timeout.total_seconds())
+    with waiting_for("all ranks to start"):
+        found = call_within(lambda: _meet(timeout), timeout.total_seconds())
         if found is None:
             raise BackendError(
                 "the store where ranks meet does not answer",
@@ -68,15 +68,15 @@ def process_group(timeout: timedelta = PATIENCE, device: str = "auto") -> Iterat
             backend_for(mine), store=fresh, rank=rank, world_size=world, timeout=within(timeout)
         )
     try:
-        with Watch(fresh, rank, world, timeout), located(lambda: "outside the rounds"):
+        with Watch(fresh, rank, world, timeout), locate_failure(lambda: "outside the rounds"):
             yield rank
-            with answered("all ranks to end"):
+            with waiting_for("all ranks to end"):
                 dist.barrier()  # nobody leaves while another still sends
     finally:
         dist.destroy_process_group()
 
 
-def _met(timeout: timedelta) -> tuple[Store, int, int]:
+def _meet(timeout: timedelta) -> tuple[Store, int, int]:
     """The store of this attempt, the rank of this process and the number of ranks."""
     store, rank, world = next(iter(rendezvous("env://", timeout=timeout)))
     return join(store, rank, world, 0.9 * timeout), rank, world  # its message is the better one
@@ -108,7 +108,7 @@ class DistributedPipeline(Runner):
     ) -> None:
         program, settings = Program.of(plan, told.get("schedule")), settings or Settings()
         weights = told.get("weights")
-        agree(identity(program, settings) | given_of(weights))
+        agree(identity(program, settings) | digest_weights(weights))
         world = dist.get_world_size()
         if world != program.schedule.devices:
             raise BackendError(
@@ -133,9 +133,9 @@ class DistributedPipeline(Runner):
         self._transport.connect(self.program.groups(), apart)
 
     @contextmanager
-    def located(self) -> Iterator[None]:
+    def locate_failure(self) -> Iterator[None]:
         """What fails inside says where this rank was."""
-        with located(lambda: f"round {self.executors[0].round}, at {self._place()}"):
+        with locate_failure(lambda: f"round {self.executors[0].round}, at {self._place()}"):
             yield
 
     def _place(self) -> str:
@@ -149,7 +149,7 @@ class DistributedPipeline(Runner):
         awaited = [str(a) for a in waits_for(schedule, index) if a.kind in sends]
         return ", after ".join([str(turn.action), *awaited])
 
-    def collected(self, mine: dict[str, torch.Tensor]) -> list[dict[str, torch.Tensor]] | None:
+    def collect(self, mine: dict[str, torch.Tensor]) -> list[dict[str, torch.Tensor]] | None:
         """Tensors of every rank, on rank 0; None elsewhere. All ranks must call."""
         return collect(mine)
 

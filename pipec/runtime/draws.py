@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from pipec.autodiff.recompute import draws_of
-from pipec.graph.arguments import given
+from pipec.graph.arguments import bind
 from pipec.graph.ir import Graph
 from pipec.graph.torch_private import OpOverload, argument_names_and_defaults
 
@@ -31,7 +31,7 @@ def draws(graph: Graph) -> int:
     return sum(map(draws_of, graph.calls))
 
 
-def numbered(model: Graph, stages: Iterable[Graph]) -> list[Draws]:
+def number_draws(model: Graph, stages: Iterable[Graph]) -> list[Draws]:
     """Numbers of the draws of each stage, in the order in which the stage draws.
 
     Args:
@@ -58,7 +58,7 @@ def stream(seed: int, microbatch: int, draw: int) -> int:
 
 @contextmanager
 def drawing(seeds: Stream) -> Iterator[None]:
-    """Seed the draws of `reseeded` graphs that run inside the block; outside they draw on."""
+    """Seed the draws of graphs from `seed_module` that run inside; outside they draw on."""
     token = _seeds.set(seeds)
     try:
         yield
@@ -66,16 +66,16 @@ def drawing(seeds: Stream) -> Iterator[None]:
         _seeds.reset(token)
 
 
-def seeded(graph: Graph, numbers: Draws) -> Graph:
+def seed_graph(graph: Graph, numbers: Draws) -> Graph:
     """A forward graph whose draws `drawing` seeds, on the CPU.
 
     Args:
         graph: As it is if it draws nothing.
-        numbers: Of its draws (`numbered`).
+        numbers: Of its draws (`number_draws`).
     """
     if not numbers:
         return graph
-    return graph.replace(module=reseeded(graph.module, numbers, torch.device("cpu")))
+    return graph.replace(module=seed_module(graph.module, numbers, torch.device("cpu")))
 
 
 def _put_in_order(node: fx.Node) -> None:
@@ -83,11 +83,11 @@ def _put_in_order(node: fx.Node) -> None:
     assert isinstance(node.target, OpOverload)
     like = node.args[0] if node.args else None
     first = next(iter(argument_names_and_defaults(node.target)), "")
-    if isinstance(like, fx.Node) and first in ("self", "input") and "num_layers" not in given(node):
+    if isinstance(like, fx.Node) and first in ("self", "input") and "num_layers" not in bind(node):
         node.update_arg(0, node.graph.call_function(_CONTIGUOUS, (like,)))
 
 
-def reseeded(module: fx.GraphModule, numbers: Draws, device: torch.device) -> fx.GraphModule:
+def seed_module(module: fx.GraphModule, numbers: Draws, device: torch.device) -> fx.GraphModule:
     """A copy of a forward graph that seeds torch before each draw, in the order of dimensions.
 
     Args:

@@ -18,7 +18,7 @@ Tensors = dict[str, torch.Tensor]
 _TENSOR, _MAP = "tensor", "map"
 
 
-def packed(name: str, data: object) -> Tensors:
+def pack_entries(name: str, data: object) -> Tensors:
     """Entries of mappings, lists, numbers, texts and tensors, which are copied."""
     held: list[torch.Tensor] = []
     text = json.dumps(_plain(data, held))
@@ -26,10 +26,10 @@ def packed(name: str, data: object) -> Tensors:
     return {name: plain, **{f"{name}/{k}": t for k, t in enumerate(held)}}
 
 
-def unpacked(
+def unpack_entries(
     name: str, entries: Mapping[str, torch.Tensor], device: torch.device | str = "cpu"
 ) -> Any:
-    """What `packed` was given; tuples are lists, and tensors are on ``device``.
+    """What `pack_entries` was given; tuples are lists, and tensors are on ``device``.
 
     Raises:
         PlanError: There is no such entry.

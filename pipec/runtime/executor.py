@@ -146,11 +146,11 @@ class Executor:
             The number of the shape, for `Shares`.
         """
         self._shapes.append(program)
-        self._runners.append({s: self._made(program, s) for s in self.weights})
+        self._runners.append({s: self._make_runner(program, s) for s in self.weights})
         self.moves.load(self.program, self.rounds, self._shapes)
         return len(self._shapes)
 
-    def _made(self, program: Program, stage: int) -> StageRunner:
+    def _make_runner(self, program: Program, stage: int) -> StageRunner:
         if self.settings.runner is not None:
             return self.settings.runner(program.stages[stage])
         return StageRunner(program.stages[stage], self.settings.compiled, self.compute.torch)
@@ -198,11 +198,11 @@ class Executor:
             mine = {}
             for name in s.weights:
                 mine[name] = self._weight(s, name, weights)
-            trained = self.program.trained(s.index) if place.backward else ()
+            trained = self.program.parameters(s.index) if place.backward else ()
             self.scaling.check({n: mine[n] for n in trained})
             if steps and self.settings.optimizer and self.program.steps_apart:
                 check_uncoupled(self.settings.optimizer, {n: mine[n] for n in trained})
-            self._runners[0][s.index] = self._made(self.program, s.index)
+            self._runners[0][s.index] = self._make_runner(self.program, s.index)
             self.weights[s.index] = StageWeights(
                 s.index,
                 mine,
@@ -271,7 +271,7 @@ class Executor:
     @property
     def saved_bytes(self) -> int:
         """Bytes of saved values on the device now; what waits in host memory does not count."""
-        held = sum(r.saved_bytes() for runners in self._runners for r in runners.values())
+        held = sum(r.count_saved() for runners in self._runners for r in runners.values())
         return held + self.moves.coming_bytes
 
     @property
@@ -333,7 +333,7 @@ class Executor:
         action = self._row[self._at].action
         if not action.kind.is_compute:
             return self._handlers[action.kind](action)
-        with self.compute.timed():
+        with self.compute.count_time():
             return self._handlers[action.kind](action)
 
     def _ending(self) -> Waits:
@@ -371,13 +371,13 @@ class Executor:
             made.add_shape(program)
         return made
 
-    def stored(self, stage: int) -> Tensors:
+    def read_state(self, stage: int) -> Tensors:
         """What a state dict has of a stage, the newest, by name: the tensors themselves."""
         names = {i.name for i in self.program.plan.graph.inputs_of(InputKind.STATE)}
         return {n: w for n, w in self.changing(stage).items() if n not in names}
 
     def changing(self, stage: int) -> Tensors:
-        """As `stored`, with the buffers that no state dict has."""
+        """As `read_state`, with the buffers that no state dict has."""
         names = {i.name for i in self.program.plan.graph.inputs if i.kind.changes}
         weights = self.weights[stage]
         return {n: w for n, w in weights.at(weights.newest).tensors.items() if n in names}
@@ -432,7 +432,7 @@ class Executor:
             update = self.program.schedule.rule.update_of(m, replicas)
             sums = outcome[OutputKind.WEIGHT_GRADIENT].items()
             known = {n: g for n, g in sums if not is_absent(g)}
-            weights.accumulate(update, known, runner.owned(kind))
+            weights.accumulate(update, known, runner.list_owned(kind))
 
     def _gradients(self, stage: StageProgram, microbatch: int) -> Tensors:
         """What B is given: the sum of what the readers of each value return; 1 for the loss."""
@@ -459,7 +459,7 @@ class Executor:
     def _reduce(self, action: Action) -> Waits:
         weights = self.weights[action.stage]
         members = self.program.schedule.placement.backward[action.stage]
-        grads, given = weights.gradients(action.version), weights.given(action.version)
+        grads, given = weights.gradients(action.version), weights.read_sums(action.version)
         if not grads:
             return
         at = Meeting(f"grad {action.stage} {action.version} {self.round}", self.device, members)

@@ -11,7 +11,7 @@ from pipec.errors import PlanError
 from pipec.runtime.executor import Executor
 from pipec.runtime.result import Result
 from pipec.runtime.shares import Shares
-from pipec.runtime.waiting import answered, located
+from pipec.runtime.waiting import locate_failure, waiting_for
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def figures(result: Result, shares: Shares, number: int, seconds: float = 0.0) -
     sums = torch.tensor(mine, dtype=torch.float64)
     if dist.is_available() and dist.is_initialized():
         where = f"round {number}, at its figures"
-        with located(lambda: where), answered("the figures of all ranks"):
+        with locate_failure(lambda: where), waiting_for("the figures of all ranks"):
             dist.all_reduce(sums)
     loss, weight, norm, normed, skipped, rescaled, busy, seconds, ranks = sums.tolist()
     return Figures(

@@ -46,13 +46,13 @@ def identity(program: Program, settings: Settings) -> dict[str, str | None]:
         "the schedule": f"{program.schedule.name} {digest_of(schedule)}",
         "the plan": digest_of([record, graphs]),
         "the loss scale": str(settings.loss_scale),
-        **_told(settings),
+        **_describe(settings),
         "the optimizer": _function(settings.optimizer),
         "the learning-rate schedule": _function(settings.scheduler),
     }
 
 
-def _told(settings: Settings) -> dict[str, str]:
+def _describe(settings: Settings) -> dict[str, str]:
     return {
         "the clipping norm": str(settings.clip),
         "what to do about gradients that are not finite": settings.on_nan,
@@ -67,13 +67,13 @@ def going_on(executor: Executor) -> dict[str, str]:
     graph = executor.program.plan.graph
     numbers = (a for n in graph.calls for a in tree_leaves((n.args, n.kwargs)))
     return {
-        **_told(executor.settings),
+        **_describe(executor.settings),
         "the microbatches of a round": str(executor.rounds.microbatches),
         "the numbers in the model (dropout)": digest_of([a for a in numbers if type(a) is float]),
     }
 
 
-def cut_of(program: Program) -> str:
+def digest_cut(program: Program) -> str:
     """A digest of stages and schedule: what is under way in one pipeline fits no other."""
     graphs = [s.graph.module.code for s in program.plan.stages]
     return digest_of([graphs, json_form.to_json(program.schedule)])
@@ -91,7 +91,7 @@ def weights_of(executor: Executor) -> dict[str, str | None]:
     return found
 
 
-def given_of(weights: Mapping[str, torch.Tensor] | None) -> dict[str, str | None]:
+def digest_weights(weights: Mapping[str, torch.Tensor] | None) -> dict[str, str | None]:
     """A digest of the weights that a user gives; of each a few numbers are read, not all of it."""
     told = "those of the plan"
     if weights is not None:

@@ -34,10 +34,10 @@ def infer(pipeline: Rounds, rounds: int, observers: Iterable[Observer] = ()) -> 
     for result, _ in rounds_of(pipeline, range(rounds), observers):
         for (_, name), value in sorted(result.outputs.items(), key=lambda item: item[0]):
             found.setdefault(name, []).append(value.cpu())
-    return pipeline.outputs({n: t for o, values in found.items() for n, t in _joined(o, values)})
+    return pipeline.outputs({n: t for o, values in found.items() for n, t in _join(o, values)})
 
 
-def _joined(name: str, values: list[torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+def _join(name: str, values: list[torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
     if len({t.shape for t in values}) == 1:
         yield name, torch.stack(values)
     else:

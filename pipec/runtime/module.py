@@ -10,7 +10,7 @@ from pipec.errors import PlanError
 from pipec.graph.ir import InputKind, OutputKind, tensor
 from pipec.graph.lower import lower
 from pipec.plan.model import Plan
-from pipec.runtime.stored import named
+from pipec.runtime.stored import name_weights
 from pipec.runtime.weights import check_fits
 
 
@@ -40,8 +40,8 @@ class StageModule(nn.Module):
         graph = self._low[0].graph
         self._graph_module = (graph.module,)
         self._tied = plan.graph.tied
-        given, trained = named(weights or plan.graph.weights, plan), _trained(plan)
-        shared = plan.tied()
+        given, trained = name_weights(weights or plan.graph.weights, plan), _find_trained(plan)
+        shared = plan.find_tied()
         for i in graph.inputs:
             if not i.kind.is_weight:
                 continue
@@ -100,7 +100,7 @@ class StageModule(nn.Module):
         return (weight, *self._tied.get(weight, ()))
 
 
-def _trained(plan: Plan) -> frozenset[str]:
+def _find_trained(plan: Plan) -> frozenset[str]:
     """Parameters that the plan trains; before it is differentiated, those that the model says."""
     if plan.differentiated:
         found = [s.training.trained for s in plan.stages if s.training is not None]

@@ -20,11 +20,11 @@ from pipec.runtime.placing import Messages
 from pipec.runtime.program import Program
 from pipec.runtime.rounds import Rounds, Turn
 from pipec.runtime.stage import StageRunner
-from pipec.runtime.tensors import TensorType, pack, parts, restored, unpack
+from pipec.runtime.tensors import TensorType, pack, parts, restore, unpack
 from pipec.runtime.transport import Message, Transport, Waits, until
 from pipec.runtime.weights import StageWeights, Updates, Version
 from pipec.schedule.action import Action
-from pipec.simulate.row_memory import given_up
+from pipec.simulate.row_memory import find_given_up
 
 Key = tuple[str, int]
 
@@ -59,19 +59,19 @@ class Moves:
         """Take another schedule, or further shapes; between rounds only."""
         self._messages = Messages(program, rounds, others)
         self._rank = rounds.device
-        self._given_up = given_up(program.schedule, rounds.device, program.times)
+        self._given_up = find_given_up(program.schedule, rounds.device, program.times)
         self._in_place = {c.name for c in program.schedule.channels if c.in_place}
 
     def start(self, row: list[Turn]) -> None:
         """Begin a round: tell the transport what will come."""
-        self._transport.expect(self._messages.expected(row))
+        self._transport.expect(self._messages.list_expected(row))
 
     def state(self) -> dict[str, list[Any]]:
         """What is held between two rounds, for `load_state`."""
         coming = self._coming.items()
         return {
             "values": [[*key, t] for key, t in self._values.items()],
-            "coming": [[*at, [[c, self._packed(*at, c, t)] for c, t in ts]] for at, ts in coming],
+            "coming": [[*at, [[c, self._pack(*at, c, t)] for c, t in ts]] for at, ts in coming],
             "host": [[[*message], copy.wait()] for message, copy in self._host.items()],
         }
 
@@ -89,12 +89,12 @@ class Moves:
         """End a round: what was fetched for a later one arrives, so that nothing is under way."""
         self._release()
         for place, coming in self._coming.items():
-            coming[:] = [(c, Fetched(self._arrived(*place, c, at))) for c, at in coming]
+            coming[:] = [(c, Fetched(self._await(*place, c, at))) for c, at in coming]
 
     def _types(self, stage: int, microbatch: int, channel: str) -> tuple[TensorType, ...]:
-        return tuple(self._runner(stage, microbatch).program.moved(channel).values())
+        return tuple(self._runner(stage, microbatch).program.list_moved(channel).values())
 
-    def _arrived(
+    def _await(
         self, stage: int, microbatch: int, channel: str, coming: Fetched | Message
     ) -> list[torch.Tensor]:
         if isinstance(coming, Fetched):
@@ -104,17 +104,17 @@ class Moves:
         assert found is not None  # this transport waits
         return parts(found, self._types(stage, microbatch, channel))
 
-    def _packed(
+    def _pack(
         self, stage: int, microbatch: int, channel: str, coming: Fetched | Message
     ) -> torch.Tensor:
         types = self._types(stage, microbatch, channel)
-        return pack(restored(self._arrived(stage, microbatch, channel, coming), types), types)
+        return pack(restore(self._await(stage, microbatch, channel, coming), types), types)
 
     @property
     def coming_bytes(self) -> int:
         """Bytes that come back from host memory and are not unpacked yet."""
         found = [
-            self._runner(stage, microbatch).program.moved(channel)
+            self._runner(stage, microbatch).program.list_moved(channel)
             for (stage, microbatch), arriving in self._coming.items()
             for channel, at in arriving
             if isinstance(at, Fetched)
@@ -141,7 +141,7 @@ class Moves:
         while self._out and self._out[0][0] <= place:
             self._device.wait(self._out.popleft()[-1])
 
-    def _left(self, channel: str) -> Copied | None:
+    def _find_left(self, channel: str) -> Copied | None:
         """What left last through a slot, if it is still held and its place may be taken."""
         held = [copy for _, c, copy in self._out if c == channel in self._in_place]
         return held[-1] if held and held[-1].read else None
@@ -184,7 +184,7 @@ class Moves:
         assert action.microbatch is not None
         m = action.microbatch
         runner = self._runner(action.stage, m)
-        moved, saved = runner.program.moved(action.channel), runner.saved.get(m, {})
+        moved, saved = runner.program.list_moved(action.channel), runner.saved.get(m, {})
         tensors, types = [saved.pop(name) for name in moved], tuple(moved.values())
         if not saved:
             runner.saved.pop(m, None)
@@ -215,7 +215,7 @@ class Moves:
         coming: Fetched | Message = message
         types = self._types(*at, action.channel)
         if message.src == message.dst:
-            left = self._left(action.channel)
+            left = self._find_left(action.channel)
             coming = self._device.from_host(self._host.pop(message), types, left)
         # else a fetch runs beside compute; no copy to a CPU can begin before the backward
         elif not (message.host and self._transport.waits and self._device.torch.type == "cpu"):
@@ -230,8 +230,8 @@ class Moves:
         """Put what came back where the backward looks for it."""
         runner, at = self._runner(stage, microbatch), (stage, microbatch)
         for channel, coming in self._coming.pop(at, []):
-            moved = runner.program.moved(channel)
-            tensors = restored(self._arrived(*at, channel, coming), tuple(moved.values()))
+            moved = runner.program.list_moved(channel)
+            tensors = restore(self._await(*at, channel, coming), tuple(moved.values()))
             saved = runner.saved.setdefault(microbatch, {})
             saved.update(zip(moved, tensors, strict=True))
 

@@ -18,7 +18,7 @@ import torch
 from torch import fx
 
 from pipec.errors import BackendError
-from pipec.graph.arguments import given
+from pipec.graph.arguments import bind
 from pipec.graph.ir import op_name, tensors
 from pipec.graph.torch_private import (
     BATCH_NORMS,
@@ -42,7 +42,7 @@ _aten = torch.ops.aten
 _NORMS = (_aten.native_layer_norm.default, *BATCH_NORMS)
 
 
-def placed(module: fx.GraphModule, device: torch.device) -> fx.GraphModule:
+def place_on(module: fx.GraphModule, device: torch.device) -> fx.GraphModule:
     """A graph whose ops and whose new tensors are those of ``device``.
 
     Args:
@@ -82,7 +82,7 @@ def _there(node: fx.Node, device: torch.device) -> Callable[..., Any] | None:
         return _norm(node.target, tensors(node)[1].dtype)
     found = _ON_A_GPU.get(node.target)
     if found in (_attention, _attention_backward):
-        told = given(node)
+        told = bind(node)
         heads = [tensors(told[name])[0] for name in ("query", "key", "value")]
         fits = all(
             t.dtype in (torch.float32, *_HALF)

@@ -6,7 +6,7 @@ from functools import cached_property
 from pipec.errors import PlanError
 from pipec.runtime.program import Program, gradient_of
 from pipec.runtime.rounds import Rounds, Turn
-from pipec.runtime.tensors import TensorType, packed_bytes
+from pipec.runtime.tensors import TensorType, buffer_bytes
 from pipec.runtime.transport import Coming, Message
 from pipec.schedule.acknowledgements import NONE, acknowledgements
 from pipec.schedule.action import Action
@@ -72,14 +72,14 @@ class Messages:
         if kind in (ChannelKind.F, ChannelKind.B):
             return self._types[shape][action.channel]
         stage = self._programs[shape].stages[action.stage]
-        moved = tuple(stage.moved(action.channel).values())
+        moved = tuple(stage.list_moved(action.channel).values())
         types = self.version_types(stage.index) if kind is ChannelKind.W else moved
-        return TensorType((packed_bytes(types),), "uint8")
+        return TensorType((buffer_bytes(types),), "uint8")
 
     def version_types(self, stage: int) -> tuple[TensorType, ...]:
         """Types of what is sent of a version: the trained parameters, and their updates' count."""
         program = self._program.stages[stage]
-        weights = (program.type_of(name) for name in self._program.trained(stage))
+        weights = (program.type_of(name) for name in self._program.parameters(stage))
         return (*weights, TensorType((), "int64"))
 
     def settling(self) -> list[tuple[int, Message]]:
@@ -109,7 +109,7 @@ class Messages:
                 found.setdefault(proof - begin, []).append(sent)
         return found
 
-    def expected(self, row: list[Turn]) -> Iterator[Coming]:
+    def list_expected(self, row: list[Turn]) -> Iterator[Coming]:
         """What will come from other devices, in the order of the row."""
         at = {turn.place: turn.action for turn in row}
         for place, action in at.items():
@@ -122,7 +122,7 @@ class Messages:
         for stage, message in self.settling():
             if message.dst == self._device:
                 yield Coming(
-                    message, TensorType((packed_bytes(self.version_types(stage)),), "uint8")
+                    message, TensorType((buffer_bytes(self.version_types(stage)),), "uint8")
                 )
 
 

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from pipec.runtime.transport import Coming, Meeting, Message, Parts, Tensors, Transport
-from pipec.runtime.waiting import PATIENCE, answered
+from pipec.runtime.waiting import PATIENCE, waiting_for
 from pipec.simulate.memory import SLOTS
 
 _TAGS = 1 << 20
@@ -91,7 +91,7 @@ class ProcessGroupTransport(Transport):
         message, kind, proves = self._coming.popleft()
         buffer = kind.empty("cpu" if message.host or self._staged else self._device)
         group = self._links.get((message.src, message.dst))
-        with answered(_told(message)):
+        with waiting_for(_describe(message)):
             work = dist.irecv(buffer, message.src, group=group, tag=_tag(message))
         self._posted[message] = buffer, work
         self._taken[message.channel] += 1
@@ -105,7 +105,7 @@ class ProcessGroupTransport(Transport):
         tensor = tensor.cpu() if self._staged else tensor
         tensor = tensor.contiguous()
         group = self._links.get((message.src, message.dst))
-        with answered(f"rank {message.dst} to take {message.channel}, number {message.number}"):
+        with waiting_for(f"rank {message.dst} to take {message.channel}, number {message.number}"):
             work = dist.isend(tensor, message.dst, group=group, tag=_tag(message))
         self._sent[message] = work, tensor
 
@@ -120,7 +120,7 @@ class ProcessGroupTransport(Transport):
         buffer, work = self._posted.pop(message)
         self._taken[message.channel] -= 1
         self._post_ahead()
-        self._wait(work, _told(message), buffer)
+        self._wait(work, _describe(message), buffer)
         for sent in self._proves.pop(message):
             self._let_go(sent)
         return buffer if message.host else buffer.to(self._device)
@@ -178,7 +178,7 @@ class ProcessGroupTransport(Transport):
     ) -> None:
         """A collective operation of some ranks."""
         told = f"{what} over ranks {', '.join(map(str, members))}"
-        with answered(told):
+        with waiting_for(told):
             work = do(out, *given, group=self._groups[members], async_op=True)
         self._wait(work, told, out[0] if isinstance(out, list) else out)
 
@@ -194,7 +194,7 @@ class ProcessGroupTransport(Transport):
     def _wait(self, work: dist.Work | None, what: str, tensor: torch.Tensor) -> None:
         if work is None:
             return
-        with answered(what):
+        with waiting_for(what):
             if tensor.is_cuda:
                 work.wait()  # the stream waits; the group's watchdog has the timeout
             else:
@@ -224,13 +224,13 @@ def new_group(members: Iterable[int] | None, timeout: timedelta) -> dist.Process
     Raises:
         BackendError: Another rank did not answer.
     """
-    with answered("all ranks to make a group"):
+    with waiting_for("all ranks to make a group"):
         ranks = None if members is None else sorted(members)
         group: dist.ProcessGroup = dist.new_group(ranks, timeout=timeout)
         return group
 
 
-def _told(message: Message) -> str:
+def _describe(message: Message) -> str:
     return f"{message.channel}, number {message.number}, from rank {message.src}"
 
 

@@ -190,7 +190,7 @@ def _stays(program: Program, action: Action | None, updates: set[int]) -> tuple[
         return "STEP" if program.schedule.training else "", 0
     stage, kind, schedule = program.stages[action.stage], action.kind, program.schedule
     if kind is ActionKind.STEP:
-        return "STEP", 0 if program.flush else _trained_bytes(program, action.stage)
+        return "STEP", 0 if program.flush else _count_trained(program, action.stage)
     if not kind.is_compute:
         return "", 0
     if kind is ActionKind.F:
@@ -203,12 +203,12 @@ def _stays(program: Program, action: Action | None, updates: set[int]) -> tuple[
     first = update not in updates
     updates.add(update)
     return (
-        (f"first {kind.name}", _trained_bytes(program, action.stage)) if first else (kind.name, 0)
+        (f"first {kind.name}", _count_trained(program, action.stage)) if first else (kind.name, 0)
     )
 
 
-def _trained_bytes(program: Program, stage: int) -> int:
-    return sum(program.stages[stage].type_of(n).nbytes for n in program.trained(stage))
+def _count_trained(program: Program, stage: int) -> int:
+    return sum(program.stages[stage].type_of(n).nbytes for n in program.parameters(stage))
 
 
 def measure_messages(

@@ -14,7 +14,7 @@ from pipec.errors import PlanError
 from pipec.graph.ir import Graph, InputKind, OutputKind, tensor
 from pipec.graph.lower import lower
 from pipec.plan.model import Plan, Stage, ValueChannel
-from pipec.runtime.draws import Draws, numbered
+from pipec.runtime.draws import Draws, number_draws
 from pipec.runtime.tensors import TensorType
 from pipec.schedule.schedule import Schedule
 from pipec.simulate.times import Float
@@ -59,7 +59,7 @@ class StageProgram:
         graphs = [self.forward, self.training.B] if self.training else [self.forward]
         return list(dict.fromkeys(i.name for g in graphs for i in g.inputs if i.kind.is_weight))
 
-    def moved(self, channel: str) -> dict[str, TensorType]:
+    def list_moved(self, channel: str) -> dict[str, TensorType]:
         """Types of the saved values that leave the device by a channel.
 
         They are those of its host slot; all of them where it is none of the plan.
@@ -129,7 +129,7 @@ class Program:
                 want=len(plan.stages),
             )
         training = schedule.training
-        draws = numbered(plan.graph, [s.graph for s in plan.stages])
+        draws = number_draws(plan.graph, [s.graph for s in plan.stages])
         stages = tuple(
             _stage(plan, s, numbers, training=training)
             for s, numbers in zip(plan.stages, draws, strict=True)
@@ -139,12 +139,12 @@ class Program:
             schedule,
             stages,
             {c.name: c for c in plan.channels},
-            _tied(stages),
+            _find_tied(stages),
         )
         _check(program)
         return program
 
-    def trained(self, stage: int) -> tuple[str, ...]:
+    def parameters(self, stage: int) -> tuple[str, ...]:
         """Parameters that the stage's optimizer steps: those with a gradient, and shared ones."""
         training = self.stages[stage].training
         own = training.trained if training else ()
@@ -164,7 +164,7 @@ class Program:
     @property
     def steps_apart(self) -> bool:
         """Whether the parameters are stepped by several optimizers."""
-        stages = [s.index for s in self.stages if self.trained(s.index)]
+        stages = [s.index for s in self.stages if self.parameters(s.index)]
         return len(stages) > 1 or any(len(self.schedule.placement.backward[s]) > 1 for s in stages)
 
     def groups(self) -> set[tuple[int, ...]]:
@@ -216,7 +216,7 @@ def _stage(plan: Plan, stage: Stage, draws: Draws, *, training: bool) -> StagePr
     )
 
 
-def _tied(stages: tuple[StageProgram, ...]) -> dict[str, tuple[int, ...]]:
+def _find_tied(stages: tuple[StageProgram, ...]) -> dict[str, tuple[int, ...]]:
     readers: dict[str, list[int]] = {}
     for s in stages:
         for name in s.training.trained if s.training else ():

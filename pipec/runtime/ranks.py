@@ -54,9 +54,9 @@ def start_ranks(devices: int) -> None:
             rank.kill()
         del store
     if failed:
-        cause = next((r for r in failed if CONSEQUENCE not in r.said()), failed[0])
+        cause = next((r for r in failed if CONSEQUENCE not in r.read_error()), failed[0])
         raise SystemExit(_report(cause, failed))
-    sys.stderr.write(ranks[0].said())
+    sys.stderr.write(ranks[0].read_error())
 
 
 class _Rank:
@@ -90,9 +90,9 @@ class _Rank:
     @property
     def names_another(self) -> bool:
         """Whether it has said which rank stands still, and is about to end."""
-        return STANDS_STILL in self.said()
+        return STANDS_STILL in self.read_error()
 
-    def said(self) -> str:
+    def read_error(self) -> str:
         """All of its standard error."""
         self._error.seek(0)
         return self._error.read().decode(errors="replace")
@@ -122,7 +122,7 @@ def _wait(ranks: Sequence[_Rank]) -> list[_Rank]:
 def _report(cause: _Rank, failed: Sequence[_Rank]) -> int:
     """Print what the failing rank said, once; the exit status of the whole."""
     status = 1 if cause.names_another else cause.status or 1
-    said = cause.said().strip()
+    said = cause.read_error().strip()
     if not said:
         name = signal.Signals(-status).name if status < 0 else f"exit status {status}"
         error = PipecError("a rank ended without a word", where=f"rank {cause.number}", got=name)

@@ -26,7 +26,7 @@ def record(pipeline: Runner) -> None:
         executor.recorded = Recorded()
 
 
-def collected(pipeline: Runner) -> dict[int, torch.Tensor] | None:
+def collect_rows(pipeline: Runner) -> dict[int, torch.Tensor] | None:
     """Rows of (place in the row, begin, end, bytes saved) by device, on rank 0; else None.
 
     All ranks must call.
@@ -40,12 +40,12 @@ def collected(pipeline: Runner) -> dict[int, torch.Tensor] | None:
     return None if every is None else {int(k.split()[1]): rows for k, rows in every.items()}
 
 
-def measured_trace(schedule: Schedule, rows: Mapping[int, torch.Tensor]) -> dict[str, Any]:
+def build_trace(schedule: Schedule, rows: Mapping[int, torch.Tensor]) -> dict[str, Any]:
     """The trace as JSON data.
 
     Args:
         schedule: What ran.
-        rows: What `collected` gave.
+        rows: What `collect_rows` gave.
     """
     queue = lanes(schedule)
     start = min((float(r[:, 1].min()) for r in rows.values() if len(r)), default=0.0)
@@ -64,9 +64,9 @@ def measured_trace(schedule: Schedule, rows: Mapping[int, torch.Tensor]) -> dict
 
 
 def write_trace(schedule: Schedule, rows: Mapping[int, torch.Tensor], path: Path) -> None:
-    """Write `measured_trace`.
+    """Write `build_trace`.
 
     Raises:
         PipecError: The file cannot be written.
     """
-    write_file(path, json.dumps(measured_trace(schedule, rows)))
+    write_file(path, json.dumps(build_trace(schedule, rows)))

@@ -75,7 +75,7 @@ class _Mine:
         self._room, self._rank, self._world = room, rank, world
         self._secret = _secret()
         number = secrets.token_hex(16)
-        self._ticket = f"{number}.{_signed(self._secret, rank, number)}"
+        self._ticket = f"{number}.{_sign(self._secret, rank, number)}"
         room.set(f"join/{rank}", self._ticket)
 
     def lead(self) -> None:
@@ -83,7 +83,7 @@ class _Mine:
         if len(self._tickets()) < self._world:
             return
         tickets = self._tickets()
-        if self._unsigned(tickets):
+        if self._find_unsigned(tickets):
             return
         text = json.dumps(tickets, sort_keys=True)
         self._room.set("world", text)
@@ -93,19 +93,19 @@ class _Mine:
 
     def check_signed(self) -> None:
         """Refuse ranks whose tickets are not signed with the secret."""
-        for rank in self._unsigned(self._tickets()):
+        for rank in self._find_unsigned(self._tickets()):
             raise BackendError(
                 "a rank does not know the shared secret",
                 where=f"rank {rank}",
                 hint=f"give all ranks the same {VARIABLE}",
             )
 
-    def _unsigned(self, tickets: dict[int, str]) -> list[int]:
+    def _find_unsigned(self, tickets: dict[int, str]) -> list[int]:
         parts = {rank: ticket.partition(".") for rank, ticket in tickets.items()}
         return [
             rank
             for rank, (number, _, signature) in parts.items()
-            if not hmac.compare_digest(signature, _signed(self._secret, rank, number))
+            if not hmac.compare_digest(signature, _sign(self._secret, rank, number))
         ]
 
     def follow(self) -> str | None:
@@ -141,5 +141,5 @@ def _secret() -> bytes:
         raise BackendError("the shared secret cannot be read", where=VARIABLE, got=error) from error
 
 
-def _signed(secret: bytes, rank: int, number: str) -> str:
+def _sign(secret: bytes, rank: int, number: str) -> str:
     return hmac.new(secret, f"{rank} {number}".encode(), "sha256").hexdigest()

@@ -57,7 +57,7 @@ class Rounds:
         self.lag = s.first // self.microbatches
         self._updates: list[int] = updates_per_round(s).tolist() if s.first else []
         row = s.row(self.device)
-        ahead = [self._moved(a, 1) for a in row] if self.lag else []
+        ahead = [self._shift(a, 1) for a in row] if self.lag else []
         oldest = _oldest_used_later([*row, *ahead])
         self._turns = [Turn(a, oldest[k], k) for k, a in enumerate(row)]
 
@@ -97,13 +97,13 @@ class Rounds:
             return self._turns
         found = []
         for turn in self._turns:
-            action = self._moved(turn.action, by)
+            action = self._shift(turn.action, by)
             if self._exists(action):
-                oldest = self._moved(turn.action._replace(version=turn.oldest), by).version
+                oldest = self._shift(turn.action._replace(version=turn.oldest), by).version
                 found.append(Turn(action, max(0, oldest), turn.place))
         return found
 
-    def _moved(self, action: Action, by: int) -> Action:
+    def _shift(self, action: Action, by: int) -> Action:
         """The same action some rounds later."""
         m, version = action.microbatch, action.version
         if action.kind in VERSIONED and self._updates:

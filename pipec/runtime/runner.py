@@ -16,7 +16,7 @@ from pipec.runtime.program import Program
 from pipec.runtime.result import Result
 from pipec.runtime.scaling import check_scaled
 from pipec.runtime.shares import Shares
-from pipec.runtime.stored import named
+from pipec.runtime.stored import name_weights
 from pipec.runtime.transport import Transport
 from pipec.schedule.schedule import Schedule
 
@@ -73,7 +73,7 @@ class Runner:
             check_scaled(program)
         self.connect()
         plan = program.plan
-        source = plan.graph.weights if weights is None else named(weights, plan)
+        source = plan.graph.weights if weights is None else name_weights(weights, plan)
         self.executors = [
             Executor(program, d, transport, batch, settings, source, compute) for d in devices
         ]
@@ -90,7 +90,7 @@ class Runner:
         """Get ready to reach the other devices of the program, if they are elsewhere."""
 
     @contextmanager
-    def located(self) -> Iterator[None]:
+    def locate_failure(self) -> Iterator[None]:
         """What fails inside says where the devices were."""
         yield
 
@@ -118,7 +118,7 @@ class Runner:
             self._round(draining=True)
 
     def _round(self, shares: Shares | None = None, *, draining: bool) -> Result:
-        with self.located():
+        with self.locate_failure():
             self.play(shares, draining=draining)
             found, *others = [e.end() for e in self.executors]
         for other in others:
@@ -165,7 +165,7 @@ class Runner:
         self.drain()
         return losses
 
-    def collected(self, mine: dict[str, torch.Tensor]) -> list[dict[str, torch.Tensor]] | None:
+    def collect(self, mine: dict[str, torch.Tensor]) -> list[dict[str, torch.Tensor]] | None:
         """Tensors of every process, on the first rank; None elsewhere. All ranks must call."""
         return [mine]
 
@@ -178,13 +178,13 @@ class Runner:
         mine: dict[str, torch.Tensor] = {}
         for e in reversed(self.executors):
             for stage in reversed(e.weights):
-                mine |= {n: t.detach().clone() for n, t in e.stored(stage).items()}
-        parts = self.collected(mine)
+                mine |= {n: t.detach().clone() for n, t in e.read_state(stage).items()}
+        parts = self.collect(mine)
         return None if parts is None else gather(parts, self.program.plan)
 
     def outputs(self, found: dict[str, torch.Tensor]) -> dict[str, torch.Tensor] | None:
         """What all ranks found on the first one; None elsewhere. All ranks must call."""
-        parts = self.collected(found)
+        parts = self.collect(found)
         return None if parts is None else {n: t for part in parts for n, t in part.items()}
 
 

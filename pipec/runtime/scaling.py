@@ -70,7 +70,7 @@ def check_scaled(program: Program) -> None:
     forwards = [s.forward for s in program.stages if s.training]
     made = (n.meta["val"] for g in forwards for n in g.calls)
     values = {t.dtype for t in made if isinstance(t, torch.Tensor)}
-    types = {s.type_of(n).dtype for s in program.stages for n in program.trained(s.index)}
+    types = {s.type_of(n).dtype for s in program.stages for n in program.parameters(s.index)}
     if torch.float16 in values and types - {"float16"}:
         raise PlanError(
             "small gradients would vanish in float16",

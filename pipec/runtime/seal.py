@@ -37,7 +37,7 @@ def write_seal(place: Path, files: Mapping[str, Sealed], number: int, model: str
         model: Digest of the model that it belongs to.
     """
     told = {"files": files, "round": number, "model": model}
-    text = json.dumps({**told, "seal": _sealed(told)}, indent=1)
+    text = json.dumps({**told, "seal": _digest(told)}, indent=1)
     (place / _SEAL).write_text(text, encoding="utf-8")
 
 
@@ -54,7 +54,7 @@ def read_seal(place: Path, number: int, model: str) -> dict[str, Sealed]:
         _ = [(file["sha256"], file["entries"]) for file in files.values()]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise PlanError("a checkpoint has no digests", where=place / _SEAL, got=error) from error
-    if seal != _sealed(told):
+    if seal != _digest(told):
         raise PlanError("the checkpoint is damaged", where=place / _SEAL, got="another seal")
     for what, want in (("round", number), ("model", model)):
         if (got := told.get(what)) != want:
@@ -73,5 +73,5 @@ def check_file(path: Path, want: str) -> None:
         raise PlanError("the checkpoint is damaged", where=path, got=got[:12], want=want[:12])
 
 
-def _sealed(told: Mapping[str, object]) -> str:
+def _digest(told: Mapping[str, object]) -> str:
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()

@@ -8,8 +8,8 @@ import torch
 from pipec.errors import BackendError, PlanError
 from pipec.graph.ir import Graph, InputKind, OutputKind, tensor
 from pipec.graph.torch_private import storage_key
-from pipec.runtime.draws import Stream, drawing, reseeded
-from pipec.runtime.placed import placed
+from pipec.runtime.draws import Stream, drawing, seed_module
+from pipec.runtime.placed import place_on
 from pipec.runtime.program import StageProgram
 from pipec.runtime.tensors import TensorType
 from pipec.user_module import user_code
@@ -96,7 +96,7 @@ class StageRunner:
             self.saved[microbatch] = {n: t for n, t in left.items() if n in self._read_by_w}
         return outcome
 
-    def saved_bytes(self) -> int:
+    def count_saved(self) -> int:
         """Bytes of all saved values that are held now."""
         return sum(t.nbytes for values in self.saved.values() for t in values.values())
 
@@ -118,7 +118,7 @@ class StageRunner:
             self._owned[kind] = frozenset(n for n in alone if grads[n].is_contiguous())
         return outcome
 
-    def owned(self, kind: str) -> frozenset[str]:
+    def list_owned(self, kind: str) -> frozenset[str]:
         """Weight gradients of B or W that may be written to: nothing else has their memory.
 
         As its first run showed, since graphs stay.
@@ -127,9 +127,9 @@ class StageRunner:
 
     def _function(self, kind: str, graph: Graph) -> Callables:
         if kind not in self._functions:
-            module = placed(graph.module, self._device)
+            module = place_on(graph.module, self._device)
             if kind == "F" and self.random:
-                module = reseeded(module, self.program.draws, self._device)
+                module = seed_module(module, self.program.draws, self._device)
             self._functions[kind] = self._compiled(module) if self._compiled else module
         return self._functions[kind]
 

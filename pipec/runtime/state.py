@@ -23,10 +23,10 @@ from typing import Any
 import torch
 
 from pipec.errors import PlanError
-from pipec.runtime.entries import packed, unpacked
+from pipec.runtime.entries import pack_entries, unpack_entries
 from pipec.runtime.executor import Executor
-from pipec.runtime.identity import cut_of, going_on
-from pipec.runtime.stored import named
+from pipec.runtime.identity import digest_cut, going_on
+from pipec.runtime.stored import name_weights
 from pipec.runtime.weights import StageWeights
 
 Tensors = dict[str, torch.Tensor]
@@ -41,9 +41,9 @@ def state_of(executor: Executor) -> Tensors:
     counts = {"round": executor.round, "microbatch": executor.microbatch, "scale": scale,
               "seen": [*executor.spikes.seen], "told": going_on(executor)}  # fmt: skip
     busy = not executor.rounds.empty
-    found = packed("run", {**counts, _UNDER_WAY: busy and cut_of(executor.program)})
+    found = pack_entries("run", {**counts, _UNDER_WAY: busy and digest_cut(executor.program)})
     if busy:
-        found |= packed(f"{_UNDER_WAY}/{executor.device}", executor.under_way())
+        found |= pack_entries(f"{_UNDER_WAY}/{executor.device}", executor.under_way())
     place = executor.program.schedule.placement
     for stage, weights in executor.weights.items():
         rule = executor.rules[stage]
@@ -53,7 +53,7 @@ def state_of(executor: Executor) -> Tensors:
         found |= {f"velocity/{n}": v for n, v in rule.velocity.items()}
         if weights.optimizer is not None:
             found |= _optimizer_state(weights)
-            found |= packed(f"stage/{stage}", _facts_of(weights, rule.updates))
+            found |= pack_entries(f"stage/{stage}", _facts_of(weights, rule.updates))
     return found
 
 
@@ -68,7 +68,7 @@ def first_unsound(executor: Executor, state: Tensors) -> str | None:
     return None
 
 
-def wanted(executor: Executor, name: str) -> bool:
+def is_wanted(executor: Executor, name: str) -> bool:
     """Whether a device needs the entry ``name``."""
     kind, _, weight = name.partition("/")
     if kind in ("run", "stage"):
@@ -82,9 +82,9 @@ def wanted(executor: Executor, name: str) -> bool:
     return mine and any(weight in executor.changing(s) for s in executor.weights)
 
 
-def told_anew(executor: Executor, entries: Mapping[str, torch.Tensor]) -> list[str]:
+def list_changed(executor: Executor, entries: Mapping[str, torch.Tensor]) -> list[str]:
     """What the run that saved the entries was told otherwise; what this one was told counts."""
-    before = unpacked("run", entries).get("told", {})
+    before = unpack_entries("run", entries).get("told", {})
     mine = going_on(executor).items()
     return [f"{n} {told}, not {before[n]}" for n, told in mine if before.get(n, told) != told]
 
@@ -98,8 +98,8 @@ def restore(executor: Executor, entries: Mapping[str, torch.Tensor]) -> list[str
     Raises:
         PlanError: The checkpoint lacks a weight of this device.
     """
-    run = unpacked("run", entries)
-    if run.get(_UNDER_WAY) and run[_UNDER_WAY] != cut_of(executor.program):
+    run = unpack_entries("run", entries)
+    if run.get(_UNDER_WAY) and run[_UNDER_WAY] != digest_cut(executor.program):
         raise PlanError(
             "the checkpoint holds microbatches that are under way in other stages",
             where=f"before round {run['round']}",
@@ -130,7 +130,7 @@ def restore(executor: Executor, entries: Mapping[str, torch.Tensor]) -> list[str
                 weights.resting.rest()
     if run.get(_UNDER_WAY):
         name = f"{_UNDER_WAY}/{executor.device}"
-        executor.go_on(unpacked(name, entries, executor.compute.torch))
+        executor.go_on(unpack_entries(name, entries, executor.compute.torch))
     return sorted(others)
 
 
@@ -145,10 +145,10 @@ def load_weights(executors: Sequence[Executor], weights: Mapping[str, torch.Tens
     Raises:
         PlanError: A name is missing or unknown, or a shape or dtype differs.
     """
-    given = named(weights, executors[0].program.plan)
+    given = name_weights(weights, executors[0].program.plan)
     for executor in executors:
         for stage, held in executor.weights.items():
-            for name in executor.stored(stage):
+            for name in executor.read_state(stage):
                 held.load(name, given[name])
 
 
@@ -250,7 +250,7 @@ def _facts_of(weights: StageWeights, updates: int) -> dict[str, object]:
 def _facts(entries: Mapping[str, torch.Tensor], weight: str) -> Any:
     """Those of the stage that trained a weight."""
     names = (name for name in entries if name.startswith("stage/") and name.count("/") == 1)
-    stages = (unpacked(name, entries) for name in names)
+    stages = (unpack_entries(name, entries) for name in names)
     found = next((facts for facts in stages if weight in facts["trained"]), None)
     if found is None:
         raise PlanError("the checkpoint is of a run that did not train a weight", got=weight)

@@ -76,16 +76,16 @@ class Steps:
         # of replicas, the one that steps it has the sum, and others have zeros
         parts = [weights.gradients(_UPDATE)[name] for weights in held]
         part = torch.stack(parts).sum(0) if len(parts) > 1 else parts[0]
-        count = part.new_tensor([sum(name in weights.given(_UPDATE) for weights in held)])
+        count = part.new_tensor([sum(name in weights.read_sums(_UPDATE) for weights in held)])
         at = Meeting(f"tied {name} {executor.round}", self._device, self._members[name])
         total, count = yield from until(partial(executor.transport.reduce, at, [part, count]))
         for weights in held if count else ():
-            grads = weights.given(_UPDATE)
+            grads = weights.read_sums(_UPDATE)
             weights.replace_gradients(_UPDATE, {**grads, name: total})
 
     def _clipping(self, executor: "Executor", clip: float) -> Generator[bool, None, float]:
         """Find the norm of all gradients; the factor on them, NaN if their update is left out."""
-        names = sorted({n for s in self._program.stages for n in self._program.trained(s.index)})
+        names = sorted({n for s in self._program.stages for n in self._program.parameters(s.index)})
         place = {n: k for k, n in enumerate(names)}
         squares = torch.zeros(len(names), dtype=torch.float64, device=executor.compute.torch)
         scale = executor.scaling.scale
@@ -125,7 +125,7 @@ class Steps:
             return
         held = weights.at(weights.newest).tensors
         before = {n: held[n] for n in weights.trained} if rule.corrects else {}
-        with executor.compute.timed():
+        with executor.compute.count_time():
             weights.step(
                 action.version,
                 scale=factor / count,

@@ -18,7 +18,7 @@ from pipec.runtime.identity import mark
 _INDEX = "*.safetensors.index.json"
 
 
-def named(weights: object, plan: Plan) -> Mapping[str, torch.Tensor]:
+def name_weights(weights: object, plan: Plan) -> Mapping[str, torch.Tensor]:
     """Weights that a user gives, with every name that the plan has, to be read when asked for.
 
     Raises:
@@ -50,7 +50,7 @@ def named(weights: object, plan: Plan) -> Mapping[str, torch.Tensor]:
     return Lazy(constants | {n: partial(weights.__getitem__, at) for n, at in place.items()})
 
 
-def stored(path: Path) -> Lazy:
+def open_weights(path: Path) -> Lazy:
     """The tensors of a ``.safetensors`` file, or of a directory of them.
 
     Args:

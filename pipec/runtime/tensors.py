@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from pipec.graph.torch_private import held_once
+from pipec.graph.torch_private import is_held_once
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def _offsets(types: Iterable[TensorType]) -> list[int]:
     return offsets
 
 
-def packed_bytes(types: Sequence[TensorType]) -> int:
+def buffer_bytes(types: Sequence[TensorType]) -> int:
     """Size of the buffer that `pack` makes."""
     return _offsets(types)[-1]
 
@@ -95,7 +95,7 @@ def pack(
     Args:
         tensors: What to copy.
         types: Theirs.
-        buffer: Where to; `packed_bytes` long. One on the device of the tensors if absent.
+        buffer: Where to; `buffer_bytes` long. One on the device of the tensors if absent.
         waits: Whether copies from a GPU to host memory have ended on return.
     """
     offsets = _offsets(types)
@@ -115,7 +115,7 @@ def unpack(buffer: torch.Tensor, types: Sequence[TensorType]) -> list[torch.Tens
     Backward kernels were chosen for these strides; contiguous stand-ins would not do. What lies
     densely in memory, in any order of its dimensions, is a view of the buffer.
     """
-    return restored(parts(buffer, types), types)
+    return restore(parts(buffer, types), types)
 
 
 def parts(buffer: torch.Tensor, types: Sequence[TensorType]) -> list[torch.Tensor]:
@@ -124,7 +124,7 @@ def parts(buffer: torch.Tensor, types: Sequence[TensorType]) -> list[torch.Tenso
     return [_part(buffer, kind, begin) for kind, begin in offsets]
 
 
-def restored(places: Sequence[torch.Tensor], types: Sequence[TensorType]) -> list[torch.Tensor]:
+def restore(places: Sequence[torch.Tensor], types: Sequence[TensorType]) -> list[torch.Tensor]:
     """Tensors as the types say; what has no gaps lies where its part lay."""
     found = []
     for part, kind in zip(places, types, strict=True):
@@ -150,7 +150,7 @@ def places_of(
     found = []
     for k, kind in enumerate(types):
         place = TensorType(kind.kept, kind.dtype, kind.stride if dense(kind) else None)
-        if left and dense(kind) and kind.is_of(left[k]) and held_once(left, k):
+        if left and dense(kind) and kind.is_of(left[k]) and is_held_once(left, k):
             found.append(left[k].as_strided(place.shape, place.strides))
         else:
             found.append(place.empty(device))

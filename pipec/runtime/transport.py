@@ -116,7 +116,7 @@ class Loopback(Transport):
 
     def reduce(self, at: Meeting, tensors: Tensors) -> Parts:
         """Sums in the order of the members, so that every member gets the same bits."""
-        parts = self._met(at, tensors)
+        parts = self._meet(at, tensors)
         if parts is None:
             return None
         result = [t.clone() for t in parts[at.members[0]]]
@@ -127,10 +127,10 @@ class Loopback(Transport):
 
     def gather(self, at: Meeting, tensors: Tensors, owners: Sequence[int]) -> Parts:
         """The owners' very tensors."""
-        parts = self._met(at, tensors)
+        parts = self._meet(at, tensors)
         return None if parts is None else [parts[o][k] for k, o in enumerate(owners)]
 
-    def _met(self, at: Meeting, tensors: Tensors) -> dict[int, Tensors] | None:
+    def _meet(self, at: Meeting, tensors: Tensors) -> dict[int, Tensors] | None:
         """What every member has brought, once all of them have come."""
         parts = self._parts.setdefault(at.key, {})
         parts.setdefault(at.device, tensors)

@@ -100,11 +100,11 @@ class Watch:
         self._ended.set()
         self._thread.join()
         self._store.set(str(self._rank), f"{_LAST} {mine}")
-        before = self._said()
+        before = self._read_others()
         time.sleep(self._long / 4)
         said = {
             k: text.partition(" ")[2]
-            for k, text in self._said().items()
+            for k, text in self._read_others().items()
             if text != before.get(k) or text.startswith(_LAST)
         }
         silent = [k for k in range(self._world) if k not in said and k != self._rank]
@@ -116,7 +116,7 @@ class Watch:
         ranks = f"rank{'s' if len(silent) > 1 else ''} {', '.join(map(str, silent))}"
         return "; ".join([f"{ranks}: {STANDS_STILL}", *waiting])
 
-    def _said(self) -> dict[int, str]:
+    def _read_others(self) -> dict[int, str]:
         others = [k for k in range(self._world) if k != self._rank]
         return {k: self._store.get(str(k)).decode() for k in others if self._store.check([str(k)])}
 
@@ -127,7 +127,7 @@ def within(timeout: timedelta) -> timedelta:
 
 
 @contextmanager
-def answered(what: str) -> Iterator[None]:
+def waiting_for(what: str) -> Iterator[None]:
     """Turn the failure of another rank into words.
 
     Raises:
@@ -144,7 +144,7 @@ def answered(what: str) -> Iterator[None]:
 
 
 @contextmanager
-def located(where: Callable[[], str]) -> Iterator[None]:
+def locate_failure(where: Callable[[], str]) -> Iterator[None]:
     """Add to a failure of another rank where this one was, and who stands still.
 
     Args:
@@ -162,13 +162,13 @@ def located(where: Callable[[], str]) -> Iterator[None]:
         place, hint = f"rank {dist.get_rank()}, {where()}", None
         if _Now.watch is not None and "imed out" in str(error.got):
             mine = f"{where()}: {error.got}"
-            hint = finished(partial(_Now.watch.stand_still, mine), _STORE_SECONDS)
+            hint = call_within(partial(_Now.watch.stand_still, mine), _STORE_SECONDS)
         raise BackendError(error.what, where=place, got=error.got, hint=hint) from error
     finally:
         _Now.where = before
 
 
-def finished(do: Callable[[], _T], seconds: float) -> _T | None:
+def call_within(do: Callable[[], _T], seconds: float) -> _T | None:
     """What a call gives that may never come back, such as one to a store; None if it does not.
 
     Raises:

@@ -17,7 +17,7 @@ from pipec.graph.tensor_type import has_data
 from pipec.graph.torch_private import add_each, add_each_
 from pipec.runtime.device import Device
 from pipec.runtime.resting import RestingState
-from pipec.simulate.memory import shared_out
+from pipec.simulate.memory import share_out
 
 Tensors = dict[str, torch.Tensor]
 OptimizerFactory = Callable[[list[Any]], torch.optim.Optimizer]
@@ -95,10 +95,10 @@ class StageWeights:
         held = list(self.parameters.items())
         self.optimizer: torch.optim.Optimizer | None = None
         if optimizer and held:
-            self.optimizer = self._made(optimizer, held, torch.optim.Optimizer)
+            self.optimizer = self._make(optimizer, held, torch.optim.Optimizer)
         mine, replicas = replica
         sizes = [p.nbytes for p in self.parameters.values()]
-        self.owners = dict(zip(self.parameters, shared_out(sizes, replicas), strict=True))
+        self.owners = dict(zip(self.parameters, share_out(sizes, replicas), strict=True))
         self.owned = {n: p for n, p in self.parameters.items() if self.owners[n] == mine}
         self.groups: list[list[str]] = []
         self.resting: RestingState | None = None
@@ -109,11 +109,11 @@ class StageWeights:
         self.scheduler: torch.optim.lr_scheduler.LRScheduler | None = None
         if scheduler and self.optimizer:
             rates = torch.optim.lr_scheduler.LRScheduler
-            self.scheduler = self._made(scheduler, self.optimizer, rates)
+            self.scheduler = self._make(scheduler, self.optimizer, rates)
         began = self.scheduler.state_dict() if self.scheduler else {}
         self.scheduled = {n: v for n, v in began.items() if isinstance(v, int | float | str)}
 
-    def _made(self, make: Callable[[Any], object], of: object, kind: type[_M]) -> _M:
+    def _make(self, make: Callable[[Any], object], of: object, kind: type[_M]) -> _M:
         """What a user's function makes, which must be of this kind."""
         try:
             found = make(of)
@@ -228,7 +228,7 @@ class StageWeights:
         total.grads |= {n: grads[n] for n in first}
         total.owned |= owned & first
 
-    def summed(self) -> list[Tensors]:
+    def list_sums(self) -> list[Tensors]:
         """The sums of all updates that no step has used yet."""
         return [self.gradients(update) for update in self._sums]
 
@@ -240,7 +240,7 @@ class StageWeights:
             n: grads[n] if n in grads else torch.zeros_like(p) for n, p in self.parameters.items()
         }
 
-    def given(self, update: int) -> Tensors:
+    def read_sums(self, update: int) -> Tensors:
         """The sums of an update, of those parameters alone for which some microbatch gave one."""
         found = self._sums.get(update)
         return dict(found.grads) if found else {}
@@ -266,7 +266,7 @@ class StageWeights:
                 or is at its end.
         """
         self._let_go(min(oldest, self.newest))
-        grads = self.given(update)
+        grads = self.read_sums(update)
         for p in self.parameters.values() if not in_place else ():
             p.data = p.data.clone()
         for name, p in self.owned.items():

@@ -9,7 +9,7 @@ from pipec.schedule.schedule import Int32, Schedule
 F, B, I, W = ActionKind.F, ActionKind.B, ActionKind.I, ActionKind.W  # noqa: E741
 
 
-def expected_versions(schedule: Schedule) -> Int32:
+def derive_versions(schedule: Schedule) -> Int32:
     """The version column as the schedule's rule wants it; steps and weights keep theirs.
 
     Rules that speak of the newest version read the order of each row: a version is there once

@@ -12,7 +12,7 @@ import numpy as np
 
 from pipec.errors import ScheduleError
 from pipec.schedule.action import Action, ActionKind
-from pipec.schedule.assign import expected_versions
+from pipec.schedule.assign import derive_versions
 from pipec.schedule.channels import Channel, chain, check_channels
 from pipec.schedule.schedule import DTYPES, LanePolicy, Placement, Schedule
 from pipec.schedule.versions import VersionRule
@@ -92,7 +92,7 @@ def build(
         "stage": stage,
         "microbatch": microbatch,
         "replica": _replicas(placement, kind, stage, microbatch),
-        "version": _given(rows) if rule.name == "given" else np.zeros(len(kind), np.int32),
+        "version": _read_versions(rows) if rule.name == "given" else np.zeros(len(kind), np.int32),
         "channel": np.full(len(kind), -1, np.int32),
     }
     schedule = Schedule(
@@ -106,10 +106,10 @@ def build(
         options=dict(options or {}),
         **{key: v.astype(DTYPES[key], copy=False) for key, v in columns.items()},  # type: ignore[arg-type]
     )
-    return schedule.replace(version=expected_versions(schedule))
+    return schedule.replace(version=derive_versions(schedule))
 
 
-def _given(rows: Sequence[Row]) -> np.ndarray:
+def _read_versions(rows: Sequence[Row]) -> np.ndarray:
     versions: list[int] = []
     for row in rows:
         actions = () if isinstance(row, Ops) else row

@@ -187,9 +187,9 @@ class _Rules:
         s = self.schedule
         used = self._consumer(self.at.backward, self._earlier(copies_in))
         self.add(_K.FETCH, copies_in, used)
-        self.add(_K.FETCH, copies_in, self._issued(copies_in))
+        self.add(_K.FETCH, copies_in, self._find_issuer(copies_in))
         if self.at.swaps.any():
-            self.add(_K.FETCH, copies_in, self._swapped(copies_out, copies_in))
+            self.add(_K.FETCH, copies_in, self._find_swapped(copies_out, copies_in))
         earlier = self._earlier(copies_out)
         waiting = copies_out[earlier >= 0]
         forward = self.at.forward[self.at.source[s.channel[waiting]], s.microbatch[waiting]]
@@ -198,7 +198,7 @@ class _Rules:
             mine &= forward < len(s)
             self.add(_K.F, forward[mine], earlier[earlier >= 0][mine])
 
-    def _swapped(self, copies_out: np.ndarray, copies_in: np.ndarray) -> np.ndarray:
+    def _find_swapped(self, copies_out: np.ndarray, copies_in: np.ndarray) -> np.ndarray:
         """Of each fetch in place the last copy out of its slot before it in its row."""
         s, found = self.schedule, np.full(len(copies_in), self.at.nothing)
         for number in np.flatnonzero(self.at.swaps).tolist():
@@ -210,7 +210,7 @@ class _Rules:
             found[mine] = np.where((at >= 0) & same_row, before, self.at.nothing)
         return found
 
-    def _issued(self, rows: np.ndarray) -> np.ndarray:
+    def _find_issuer(self, rows: np.ndarray) -> np.ndarray:
         """The compute action that stands before each of ``rows`` on its device."""
         s = self.schedule
         compute = np.where(s.kind <= _K.W, np.arange(len(s)), -1)
@@ -302,7 +302,7 @@ class _Rules:
         before = stepped[s.stage[left], s.replica[left], s.version[left] - 1]
         self.add(_K.OFFLOAD_O, left, np.where(s.version[left] > 1, before, self.at.nothing))
         self.add(_K.FETCH_O, come, away[s.stage[come], s.replica[come], s.version[come]])
-        self.add(_K.FETCH_O, come, self._issued(come))
+        self.add(_K.FETCH_O, come, self._find_issuer(come))
         self.add(_K.STEP, steps, back[s.stage[steps], s.replica[steps], s.version[steps]])
         compute = np.append(np.flatnonzero(s.kind <= _K.W), len(s))
         turn = np.searchsorted(compute, left) + s.state_beside

@@ -57,7 +57,7 @@ def window(make: Callable[[int], Schedule], microbatches: int) -> Schedule:
     for lag in range(1, _MOST):
         whole = make((2 * lag + 1) * microbatches)  # its own end is as long as its beginning
         first = (lag - 1) * microbatches
-        ends = [_reached(whole, first + k * microbatches) for k in range(3)]
+        ends = [_find_reached(whole, first + k * microbatches) for k in range(3)]
         before = _between(whole, ends[0], ends[1], first, microbatches)
         found = _between(whole, ends[1], ends[2], first + microbatches, microbatches)
         if len(found) and _alike(before, found, updates_per_round(found)):
@@ -74,7 +74,7 @@ def updates_per_round(schedule: Schedule) -> Int64:
     return found
 
 
-def _reached(schedule: Schedule, end: int) -> np.ndarray:
+def _find_reached(schedule: Schedule, end: int) -> np.ndarray:
     """By action whether it can be done without any forward from microbatch ``end`` on.
 
     Sends wait for no slot: a row is done in its order, and what it sends is under way beside it.

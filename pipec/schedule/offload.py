@@ -53,7 +53,7 @@ def insert_offload(schedule: Schedule, slots: Sequence[Channel] | None = None) -
     kept = [c for c in schedule.channels if not given or c.kind is not ChannelKind.H]
     schedule = schedule.replace(
         channels=tuple(sorted([*kept, *given], key=lambda c: c.kind)),
-        channel=_renumbered(schedule, kept, given),
+        channel=_renumber(schedule, kept, given),
         inserted=schedule.inserted | {"offload"},
     )
     at = Tables(schedule)
@@ -64,14 +64,14 @@ def insert_offload(schedule: Schedule, slots: Sequence[Channel] | None = None) -
             insertions.append(_copies(schedule, number, source, source, after=True))
             source, target = at.forward[channel.src], at.backward[channel.dst]
             depth = 1 if channel.depth is None else channel.depth
-            anchors = _issued(schedule, source, target, depth)
+            anchors = _anchor(schedule, source, target, depth)
             if channel.depth is not None:
                 anchors = _not_too_early(schedule, target, anchors, depth)
             insertions.append(_copies(schedule, number, target, anchors, after=False))
     return splice(schedule, insertions)
 
 
-def _renumbered(schedule: Schedule, kept: list[Channel], given: tuple[Channel, ...]) -> np.ndarray:
+def _renumber(schedule: Schedule, kept: list[Channel], given: tuple[Channel, ...]) -> np.ndarray:
     """Channel numbers after slots come between the other kinds."""
     after = sorted([*kept, *given], key=lambda c: c.kind)
     position = {id(c): n for n, c in enumerate(after)}
@@ -80,7 +80,7 @@ def _renumbered(schedule: Schedule, kept: list[Channel], given: tuple[Channel, .
     return numbers
 
 
-def _issued(schedule: Schedule, source: np.ndarray, target: np.ndarray, ahead: int) -> np.ndarray:
+def _anchor(schedule: Schedule, source: np.ndarray, target: np.ndarray, ahead: int) -> np.ndarray:
     """The action before which each fetch stands.
 
     ``ahead`` compute actions before its backward, but on the same device behind its forward,

@@ -18,7 +18,7 @@ from pipec.schedule.build import Ops, build
 from pipec.schedule.schedule import Placement, Schedule
 
 
-def parted(schedule: Schedule, parts: int) -> Schedule:
+def split_stages(schedule: Schedule, parts: int) -> Schedule:
     """The schedule with every stage in ``parts`` consecutive stages on the same device.
 
     Args:

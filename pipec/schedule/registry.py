@@ -19,8 +19,8 @@ from pipec.options import format_options, parse_one, value_of
 from pipec.registry import entries, load
 from pipec.schedule.action import Action
 from pipec.schedule.build import build, check_counts
-from pipec.schedule.parts import parted
-from pipec.schedule.replicate import replicated
+from pipec.schedule.parts import split_stages
+from pipec.schedule.replicate import replicate
 from pipec.schedule.schedule import Schedule
 
 GROUP = "pipec.schedules"
@@ -83,7 +83,7 @@ def with_options(name: str, **options: object) -> str:
     return format_options(plain, {**given, **options})
 
 
-def parsed(name: str, given: Mapping[str, str]) -> dict[str, object]:
+def parse_options(name: str, given: Mapping[str, str]) -> dict[str, object]:
     """Options of a schedule from text, those behind its name and more.
 
     Args:
@@ -95,7 +95,7 @@ def parsed(name: str, given: Mapping[str, str]) -> dict[str, object]:
         ScheduleError: An option is unknown, given twice, or has a value of the wrong type.
 
     Example:
-        >>> parsed("interleaved{chunks=4}", {"split": "true"})
+        >>> parse_options("interleaved{chunks=4}", {"split": "true"})
         {'chunks': 4, 'split': True}
     """
     plain, options = parse_one(name, ScheduleError)
@@ -144,20 +144,20 @@ def generate(name: str, stages: int, microbatches: int, **options: object) -> Sc
             want=f"a product of at most {MOST:,}",
         )
     function = generator(name)
-    every = {**parsed(name, {}), **options}
-    _check_once(name, [*parsed(name, {}), *options])
+    every = {**parse_options(name, {}), **options}
+    _check_once(name, [*parse_options(name, {}), *options])
     _check_known(plain_name(name), function, every)
     if "replicas" in inspect.signature(function).parameters:
-        return _built(_made(function, name, stages, microbatches, every), name, microbatches)
+        return _build(_call(function, name, stages, microbatches, every), name, microbatches)
     replicas, adjacent = every.pop("replicas", 1), str(every.pop("adjacent", "stages"))
     parts = every.pop("parts", 1)
     assert isinstance(replicas, int)
     assert isinstance(parts, int)
     _check_even(microbatches, "microbatches", replicas, "replicas")
     _check_even(stages, "stages", parts, "parts")
-    made = _made(function, name, stages // parts, microbatches // replicas, every)
-    built = _built(made, name, microbatches // replicas)
-    return replicated(parted(built, parts) if parts > 1 else built, replicas, adjacent)
+    made = _call(function, name, stages // parts, microbatches // replicas, every)
+    built = _build(made, name, microbatches // replicas)
+    return replicate(split_stages(built, parts) if parts > 1 else built, replicas, adjacent)
 
 
 def placing(schedule: Schedule) -> dict[str, object]:
@@ -185,7 +185,7 @@ def _check_even(count: int, what: str, among: int, whom: str) -> None:
         )
 
 
-def _made(
+def _call(
     function: Callable[..., object],
     name: str,
     stages: int,
@@ -203,7 +203,7 @@ def _made(
         ) from error
 
 
-def _built(made: object, name: str, microbatches: int) -> Schedule:
+def _build(made: object, name: str, microbatches: int) -> Schedule:
     """What a generator gave as a schedule: it may give plain rows, of actions or of their text."""
     if isinstance(made, Schedule):
         return made
@@ -232,7 +232,7 @@ def stages_on(name: str, devices: int, microbatches: int) -> int:
         [4, 8, 2, 2]
     """
     check_counts(devices=devices, microbatches=microbatches)
-    parsed(name, {})
+    parse_options(name, {})
     reason = ""
     multiples = range(devices, (MOST_CHUNKS + 1) * devices, devices)
     for stages in chain(multiples, range(devices - 1, 0, -1)):

@@ -27,7 +27,7 @@ def device_of(position: int, copy: int, *, depth: int, replicas: int, adjacent: 
     return copy * depth + position if adjacent == "stages" else position * replicas + copy
 
 
-def replicated(schedule: Schedule, replicas: int, adjacent: str = "stages") -> Schedule:
+def replicate(schedule: Schedule, replicas: int, adjacent: str = "stages") -> Schedule:
     """The schedule of ``replicas`` copies of a pipeline, each with an equal share of microbatches.
 
     Args:

@@ -217,9 +217,9 @@ class Schedule:
     @property
     def chunks(self) -> int:
         """Stages per device, the largest number found (v of interleaved schedules)."""
-        return max(map(len, self.held(self.placement.forward)))
+        return max(map(len, self.list_stages(self.placement.forward)))
 
-    def held(self, *phases: Sequence[Sequence[int]]) -> list[list[int]]:
+    def list_stages(self, *phases: Sequence[Sequence[int]]) -> list[list[int]]:
         """The stages of every device, ascending: of phases of the placement, or of both."""
         found = [set[int]() for _ in range(self.devices)]
         for phase in phases or (self.placement.forward, self.placement.backward):

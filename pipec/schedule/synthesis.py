@@ -238,7 +238,7 @@ def _changes(found: list[tuple[Order, Rule]]) -> Iterator[Rule]:
     """Changes of the best rule so far, for ever; none where there is no such rule."""
     draw = random.Random(0)  # noqa: S311 - the same order every time
     while found:
-        yield _changed(found[-1][1], draw)
+        yield _change(found[-1][1], draw)
 
 
 def _rules(costs: StageCosts, device: Sequence[int], count: int) -> Iterator[Rule]:
@@ -256,7 +256,7 @@ def _rules(costs: StageCosts, device: Sequence[int], count: int) -> Iterator[Rul
         yield Rule(ahead, (patience,) * stages, (first,) * stages)
 
 
-def _changed(rule: Rule, draw: random.Random) -> Rule:
+def _change(rule: Rule, draw: random.Random) -> Rule:
     """The rule with another choice for one to four stages."""
     ahead, patience, first = list(rule.ahead), list(rule.patience), list(rule.forward_first)
     for _ in range(draw.choice((1, 1, 2, 4))):

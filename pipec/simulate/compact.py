@@ -83,10 +83,10 @@ def compact(schedule: Schedule, waits: Dependencies, queue: Lanes, *, whole: boo
     places = _Places(schedule, waits, queue)
     passing, following = np.zeros((2, len(queue.names)), dtype=bool)
     if not whole and places.columns:
-        led = places.led()
+        led = places.find_following()
         passing = led & np.array([lane.receives for lane in queue.names])
         following = places.followers(led, passing)
-    return places.numbered(passing, following)
+    return places.renumber(passing, following)
 
 
 class _Places:
@@ -103,12 +103,12 @@ class _Places:
             at = rows.astype(np.int64)  # indexes faster
             place[at] = np.arange(part.start, part.stop, dtype=np.int32)
             for column in waits.columns:
-                self._pack(part, self._needed(part, at, column[at]))
+                self._pack(part, self._find_needed(part, at, column[at]))
         for column in self.columns:
             for part, awaited in blocks(column):
                 column[part] = place[awaited]
 
-    def _needed(self, part: slice, at: Int64, awaited: Int32) -> Int32:
+    def _find_needed(self, part: slice, at: Int64, awaited: Int32) -> Int32:
         """What actions ``at`` wait for, less what is implied."""
         same = self.queue.of.take(awaited, mode="clip") == self.lane[part]
         awaited[same & (awaited < at)] = self.count
@@ -125,7 +125,7 @@ class _Places:
             self.columns.append(np.full(self.count, self.count, dtype=np.int32))
             self.columns[-1][part] = awaited
 
-    def led(self) -> Bool:
+    def find_following(self) -> Bool:
         """Lanes whose actions wait for actions of one other lane each, in that lane's order."""
         first, *others = self.columns
         good = first < self.count
@@ -155,7 +155,7 @@ class _Places:
         only[own] = leads[first[own]] == self.lane[own]
         return self._throughout(only)
 
-    def numbered(self, passing: Bool, following: Bool) -> Compact:
+    def renumber(self, passing: Bool, following: Bool) -> Compact:
         """With the receives of some lanes left out, and the actions of others as followers."""
         turning = ~(passing | following)
         turns, start = self._on(turning), np.append(0, np.cumsum(np.where(turning, self.size, 0)))
@@ -163,9 +163,9 @@ class _Places:
         number = np.empty(self.count + 2, dtype=np.int32)
         number[turns] = np.arange(n, dtype=np.int32)
         number[self.count :] = 2 * n, 2 * n + 1
-        hosts, led = self._led_by(following)
+        hosts, led = self._find_leaders(following)
         number[led] = follows = number[hosts] + np.int32(n)
-        sends, dropped = self._led_by(passing)
+        sends, dropped = self._find_leaders(passing)
         number[dropped] = number[sends]
         waits = np.full((n, len(self.columns) + 2), 2 * n, dtype=np.int32)
         for k, column in enumerate(self.columns):
@@ -179,7 +179,7 @@ class _Places:
             order[turns], waits, start, order[led], follows, order[dropped], order[sends]
         )
 
-    def _led_by(self, lanes: Bool) -> tuple[Int32, Int64]:
+    def _find_leaders(self, lanes: Bool) -> tuple[Int32, Int64]:
         """What the actions on some led lanes wait for, and where these are."""
         places = self._on(lanes)
         first = self.columns[0] if self.columns else np.empty(0, np.int32)

@@ -15,7 +15,7 @@ from pipec.schedule.tables import Tables
 _K, _C = ActionKind, ChannelKind
 
 
-def incomplete(schedule: Schedule) -> Iterator[str]:
+def find_incomplete(schedule: Schedule) -> Iterator[str]:
     """Everything that is missing, doubled, or out of place; in words."""
     found = list(_out_of_range(schedule))
     yield from found
@@ -23,7 +23,7 @@ def incomplete(schedule: Schedule) -> Iterator[str]:
         yield from _compute(schedule)
         yield from _transfers(schedule)
         yield from _updates(schedule)
-        yield from _published(schedule)
+        yield from _check_published(schedule)
 
 
 def _out_of_range(schedule: Schedule) -> Iterator[str]:
@@ -71,7 +71,7 @@ def _suspect(schedule: Schedule) -> npt.NDArray[np.bool_]:
     wrong |= (timed & (s.microbatch < 0)) | (s.replica >= counts)
     bad = bad | (compute_or_update & wrong)
     good = np.flatnonzero(~bad & carries[s.kind])
-    bad[good] |= _misplaced(s, at, good)
+    bad[good] |= _find_misplaced(s, at, good)
     return bad
 
 
@@ -84,7 +84,7 @@ def _home(phase: tuple[tuple[int, ...], ...], stages: int) -> np.ndarray:
     return table
 
 
-def _misplaced(schedule: Schedule, at: Tables, rows: np.ndarray) -> np.ndarray:
+def _find_misplaced(schedule: Schedule, at: Tables, rows: np.ndarray) -> np.ndarray:
     """Transfers on a device or stage that is not the end of their channel."""
     s, routes = schedule, routes_of(schedule)
     sends = np.zeros(len(_K), dtype=bool)
@@ -167,7 +167,7 @@ def _updates(schedule: Schedule) -> Iterator[str]:
                 yield f"{what} is in the schedule {have[key]} times, not {want[key]}"
 
 
-def _published(schedule: Schedule) -> Iterator[str]:
+def _check_published(schedule: Schedule) -> Iterator[str]:
     s, routes = schedule, routes_of(schedule)
     used = np.zeros((s.stages, routes.period), dtype=np.int64)
     forward = np.flatnonzero(s.kind == _K.F)

@@ -60,8 +60,8 @@ def _room(timeline: Timeline, limits: Sequence[float]) -> list[float]:
     schedule, kept = timeline.schedule, CATEGORIES.index("activations")
     work = timeline.memory.workspaces(schedule.stages, first=True)
     work = np.maximum(work, timeline.memory.workspaces(schedule.stages, first=False)).max(axis=0)
-    found = []
-    for curve, limit, stages in zip(timeline.memory_curves, limits, schedule.held(), strict=False):
+    found, lists = [], schedule.list_stages()
+    for curve, limit, stages in zip(timeline.memory_curves, limits, lists, strict=False):
         held = curve.held
         always = (held.sum(axis=1) - held[:, kept]).max(initial=0.0)
         found.append(limit - float(always) - max((float(work[s]) for s in stages), default=0.0))

@@ -56,7 +56,7 @@ def svg(timeline: Timeline, *, compute_only: bool = False) -> str:
     """
     width = _wide_enough(timeline)
     lanes = timeline.lanes
-    used = [n for n in range(len(lanes.names)) if _shown(timeline, n, compute_only)]
+    used = [n for n in range(len(lanes.names)) if _is_shown(timeline, n, compute_only)]
     used.sort(key=lambda n: (lanes.names[n].device, not _compute(timeline, n), lanes.names[n]))
     scale = width / timeline.seconds if timeline.seconds else 1.0
     bottom = MARGIN + len(used) * ROW
@@ -119,7 +119,7 @@ def _compute(timeline: Timeline, lane: int) -> bool:
     return timeline.lanes.names[lane].name.startswith("compute")
 
 
-def _shown(timeline: Timeline, lane: int, compute_only: bool) -> bool:
+def _is_shown(timeline: Timeline, lane: int, compute_only: bool) -> bool:
     if _compute(timeline, lane) or compute_only:
         return _compute(timeline, lane)
     rows = timeline.lanes.order[timeline.lanes.start[lane] : timeline.lanes.start[lane + 1]]

@@ -138,7 +138,7 @@ def table(timeline: Timeline) -> str:
              1       1   67%               1                1
     """
     s = timeline.schedule
-    held = s.held()
+    held = s.list_stages()
     whole = timeline.seconds or 1.0
     rows = [("device", "stages", "busy", "peak in flight", "weight versions")]
     for d in range(s.devices):

@@ -43,7 +43,7 @@ class Prepared:
         """Find out who waits for whom, once."""
         return cls(schedule, dependencies(schedule), lanes(schedule), Tables(schedule))
 
-    def resized(self, channels: Sequence[Channel]) -> "Prepared":
+    def resize(self, channels: Sequence[Channel]) -> "Prepared":
         """The same with other bytes of its channels."""
         made = replace(self, schedule=self.schedule.replace(channels=tuple(channels)))
         made.__dict__.update(whole=self.whole, short=self.short)

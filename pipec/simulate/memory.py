@@ -41,7 +41,7 @@ class Memory:
         gradients: Of the gradient accumulators.
         optimizer: Of the optimizer's state.
         parameters: Of every trained parameter; replicas share the optimizer's state by whole ones
-            (`shared_out`), evenly where this is absent.
+            (`share_out`), evenly where this is absent.
         saved: What one microbatch's F keeps for the backward on the device, without what is
             offloaded (the H channels say how much that is).
         saved_for_w: The part of ``saved`` that I leaves for W; all of it if absent.
@@ -118,7 +118,7 @@ class Memory:
         return convert(data, cls)
 
 
-def shared_out(sizes: Sequence[float], replicas: int) -> list[int]:
+def share_out(sizes: Sequence[float], replicas: int) -> list[int]:
     """The replica that steps each parameter of a stage: large ones first, where least is.
 
     Args:
@@ -136,7 +136,7 @@ def shares(sizes: Sequence[float], replicas: int) -> list[float]:
     """What part of a stage's parameters each replica steps; even ones if ``sizes`` is empty."""
     if not sum(sizes):
         return [1 / replicas] * replicas
-    owned = zip(shared_out(sizes, replicas), sizes, strict=True)
+    owned = zip(share_out(sizes, replicas), sizes, strict=True)
     held = np.zeros(replicas)
     for owner, size in owned:
         held[owner] += size

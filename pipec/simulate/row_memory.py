@@ -18,7 +18,7 @@ from pipec.schedule.schedule import Schedule
 from pipec.simulate.times import Float
 
 
-def issued(schedule: Schedule, begin: Float) -> Float:
+def find_issue(schedule: Schedule, begin: Float) -> Float:
     """When what each action writes has memory: when it or the computation behind it begins.
 
     Args:
@@ -31,7 +31,7 @@ def issued(schedule: Schedule, begin: Float) -> Float:
     return np.where(mine, np.minimum(begin, np.append(begin, 0.0)[behind]), begin)
 
 
-def given_up(schedule: Schedule, device: int, times: tuple[Float, Float] | None) -> list[int]:
+def find_given_up(schedule: Schedule, device: int, times: tuple[Float, Float] | None) -> list[int]:
     """Where in a device's row the tensors are given up that a copy to host memory reads.
 
     Args:

@@ -14,7 +14,7 @@ from pipec.schedule.schedule import Schedule
 from pipec.schedule.tables import Tables
 from pipec.simulate.memory import Memory, Spans
 from pipec.simulate.posted import Posted
-from pipec.simulate.row_memory import issued
+from pipec.simulate.row_memory import find_issue
 from pipec.simulate.times import Float, Positions
 
 _K, _C = ActionKind, ChannelKind
@@ -52,11 +52,11 @@ class Held:
 
     @cached_property
     def _issued(self) -> Float:
-        return np.append(issued(self.schedule, self.begin), [0.0, 0.0])
+        return np.append(find_issue(self.schedule, self.begin), [0.0, 0.0])
 
     @cached_property
     def _placed(self) -> Float:
-        """As `_issued`; but what takes the place of what is leaving has it once that has left."""
+        """As `find_issue`; what takes the place of what is leaving has it once that has left."""
         s, found = self.schedule, self._issued.copy()
         out, back = (
             rows[self.at.swaps[s.channel[rows]]]
@@ -80,16 +80,16 @@ class Held:
         spans = [*self._messages(memory), self._workspace(memory)]
         if memory.weights:
             spans.append(self.weights(memory))
-        spans += self._handed_over(memory)
+        spans += self._list_handed_over(memory)
         if memory.outputs:
             spans.append(self._outputs(memory))
         if self.schedule.training:
-            spans += self.saved(memory)
+            spans += self.list_saved(memory)
             if memory.gradients or memory.optimizer:
                 spans += self._gradients(memory)
         return spans
 
-    def saved(self, memory: Memory) -> list[Spans]:
+    def list_saved(self, memory: Memory) -> list[Spans]:
         """Saved values that stay on the device from F to the backward."""
         s = self.schedule
         stages = len(s.placement.forward)
@@ -203,7 +203,7 @@ class Held:
             found.append(Spans(name, there, arrives, self._until[target], size))
         return found
 
-    def _handed_over(self, memory: Memory) -> Iterator[Spans]:
+    def _list_handed_over(self, memory: Memory) -> Iterator[Spans]:
         """Values whose two ends lie on one device, from one to the other."""
         for kind in (_C.F, _C.B):
             produced, consumed = ends(self.at, kind)
@@ -305,7 +305,7 @@ class Held:
 
 
 def _stages_per_device(schedule: Schedule) -> Float:
-    return np.maximum([len(stages) for stages in schedule.held()], 1).astype(np.float64)
+    return np.maximum([len(stages) for stages in schedule.list_stages()], 1).astype(np.float64)
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,12 +19,12 @@ import numpy as np
 
 from pipec.errors import ScheduleError
 from pipec.schedule.action import ActionKind
-from pipec.schedule.assign import expected_versions
+from pipec.schedule.assign import derive_versions
 from pipec.schedule.dependencies import Dependencies, dependencies
 from pipec.schedule.lanes import lanes
 from pipec.schedule.schedule import Int64, Schedule
 from pipec.schedule.tables import Tables
-from pipec.simulate.complete import incomplete
+from pipec.simulate.complete import find_incomplete
 from pipec.simulate.deadlock import explain
 from pipec.simulate.engine import Prepared, run
 
@@ -69,7 +69,7 @@ def check(schedule: Schedule) -> None:
 
 def findings(schedule: Schedule) -> Iterator[str]:
     """What breaks rules 1 to 5, in words; the first rules that fail stop the others."""
-    rules = (incomplete, _out_of_order, _unmatched_links, _wrong_versions, _mixed_updates)
+    rules = (find_incomplete, _find_unordered, _find_unmatched, _find_wrong, _find_mixed)
     for rule in rules:
         found = list(rule(schedule))
         yield from found
@@ -77,7 +77,7 @@ def findings(schedule: Schedule) -> Iterator[str]:
             return
 
 
-def _out_of_order(schedule: Schedule) -> Iterator[str]:
+def _find_unordered(schedule: Schedule) -> Iterator[str]:
     waits: Dependencies = dependencies(schedule)
     count = len(schedule)
     device = np.append(schedule.device, [-1, -1])
@@ -100,7 +100,7 @@ def _early_reductions(schedule: Schedule) -> Iterator[str]:
         yield f"{s[int(rows[index])]} stands before {s[int(last[index])]}, which it reduces"
 
 
-def _unmatched_links(schedule: Schedule) -> Iterator[str]:
+def _find_unmatched(schedule: Schedule) -> Iterator[str]:
     queue = lanes(schedule)
     names = {str(lane): n for n, lane in enumerate(queue.names)}
     for number, lane in enumerate(queue.names):
@@ -128,15 +128,15 @@ def _messages(schedule: Schedule, rows: Int64) -> Int64:
     return np.stack([schedule.channel[rows], message]).astype(np.int64)
 
 
-def _wrong_versions(schedule: Schedule) -> Iterator[str]:
-    want = expected_versions(schedule)
+def _find_wrong(schedule: Schedule) -> Iterator[str]:
+    want = derive_versions(schedule)
     for index in np.flatnonzero(want != schedule.version)[:MOST].tolist():
         action, rule = schedule[index], schedule.rule.name
         used, right = f"{action} uses version {action.version}", f"rule {rule} wants {want[index]}"
         yield f"{used}, {right}"
 
 
-def _mixed_updates(schedule: Schedule) -> Iterator[str]:
+def _find_mixed(schedule: Schedule) -> Iterator[str]:
     if "steps" not in schedule.inserted:
         return
     s, at = schedule, Tables(schedule)

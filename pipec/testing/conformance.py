@@ -59,7 +59,7 @@ class BackendConformance:
     def test_what_is_emitted_computes_the_model(self, tmp_path: Path) -> None:
         """`verify` compares every value that crosses a cut, and the outputs."""
         for number, make in enumerate(self.models):
-            model, x = _seeded(make)
+            model, x = _make_seeded(make)
             directory = tmp_path / str(number)
             self._plan(model, x).save(directory)
             report = pipec.verify(directory, model, x, trust=True)
@@ -70,7 +70,7 @@ class BackendConformance:
         """Nothing of the time, the machine or the directory is in the files."""
         found = []
         for name in "ab":
-            model, x = _seeded(self.models[0])
+            model, x = _make_seeded(self.models[0])
             self._plan(model, x).save(tmp_path / name)
             files = sorted(p for p in (tmp_path / name).rglob("*") if p.is_file())
             found.append({str(p.relative_to(tmp_path / name)): p.read_bytes() for p in files})
@@ -78,7 +78,7 @@ class BackendConformance:
 
     def test_every_stage_has_a_time(self) -> None:
         """One per stage, above zero."""
-        plan = self._plan(*_seeded(self.models[0]))
+        plan = self._plan(*_make_seeded(self.models[0]))
         times = load_backend(self.target).stage_seconds(plan)
         assert len(times) == len(plan.stages)
         assert all(t.interval_seconds > 0 for t in times)
@@ -86,7 +86,7 @@ class BackendConformance:
     def test_run_gives_what_the_model_gives(self, tmp_path: Path) -> None:
         """Within the error that the backend says its numbers explain."""
         for number, make in enumerate(self.models):
-            model, x = _seeded(make)
+            model, x = _make_seeded(make)
             directory = tmp_path / str(number)
             plan = self._plan(model, x)
             plan.save(directory)
@@ -95,7 +95,7 @@ class BackendConformance:
 
     def test_wrong_artifacts_are_seen_by_verify_and_by_run(self, tmp_path: Path) -> None:
         """Those of the same model with its last weights times 7, under the plan of the model."""
-        model, x = _seeded(self.models[0])
+        model, x = _make_seeded(self.models[0])
         wrong = copy.deepcopy(model)
         with torch.no_grad():
             list(wrong.parameters())[-2].mul_(7)
@@ -108,7 +108,7 @@ class BackendConformance:
         """The message names the option and the target."""
         said = ""
         try:
-            self._plan(*_seeded(self.models[0]), no_such_option=1)
+            self._plan(*_make_seeded(self.models[0]), no_such_option=1)
         except BackendError as error:
             said = str(error)
         assert f"the target {self.target} has no option no_such_option" in said
@@ -136,7 +136,7 @@ class BackendConformance:
         return float((found - want).abs().max() / want.abs().max())
 
 
-def _seeded(make: Model) -> tuple[nn.Module, Tensor]:
+def _make_seeded(make: Model) -> tuple[nn.Module, Tensor]:
     torch.manual_seed(0)
     model, x = make()
     return model.eval(), x

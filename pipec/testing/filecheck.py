@@ -58,7 +58,7 @@ def check(text: str, checks: Sequence[tuple[str, str]]) -> None:
     Raises:
         AssertionError: One does not hold; it is named with the lines from where it was looked for.
     """
-    lines, at, known = [_spaced(line) for line in text.splitlines()], 0, dict[str, str]()
+    lines, at, known = [_squeeze(line) for line in text.splitlines()], 0, dict[str, str]()
     absent: list[str] = []
     for kind, pattern in [*checks, ("CHECK", "")]:
         if kind == "CHECK-NOT":
@@ -85,14 +85,14 @@ def _expression(pattern: str, known: dict[str, str]) -> str:
     found, at = "", 0
     for token in _TOKEN.finditer(pattern):
         regex, name, definition = token.groups()
-        found += re.escape(_spaced(pattern[at : token.start()]))
+        found += re.escape(_squeeze(pattern[at : token.start()]))
         if regex:
             found += f"(?:{regex})"
         else:
             found += f"(?P<{name}>{definition})" if definition else re.escape(known[name])
         at = token.end()
-    return found + re.escape(_spaced(pattern[at:]))
+    return found + re.escape(_squeeze(pattern[at:]))
 
 
-def _spaced(text: str) -> str:
+def _squeeze(text: str) -> str:
     return re.sub(r"\s+", " ", text)

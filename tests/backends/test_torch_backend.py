@@ -42,7 +42,7 @@ def test_tied_and_unread_weights_are_stored_once(tmp_path: Path) -> None:
     stored = [load_file(p) for p in sorted((tmp_path / "out").glob("*/weights.safetensors"))]
     assert [sorted(s) for s in stored] == [["embed.weight", "unused.bias"], [], []]
     plan = load_plan(tmp_path / "out")
-    assert plan.tied() == {"embed.weight": (0, 2)}
+    assert plan.find_tied() == {"embed.weight": (0, 2)}
     text = (tmp_path / "out" / "plan.json").read_text()
     assert '"embed.weight":{"stages":[0,2],"owner":0,"aliases":["head.weight"]}' in text
 

@@ -14,7 +14,7 @@ from pipec.options import format_options, parse_list, parse_one
 from pipec.plan.model import Plan
 from pipec.schedule.action import ActionKind
 from pipec.schedule.channels import ChannelKind
-from pipec.schedule.registry import generate, parsed, stages_on
+from pipec.schedule.registry import generate, parse_options, stages_on
 from tests.toys import mlp
 from tests.trained import trained_mlp
 
@@ -69,7 +69,7 @@ def test_the_cut_is_made_for_the_schedule(
     assert plan.schedule.devices == 4
     assert [d[0] for d in plan.schedule.placement.forward] == list(home)
     assert len(plan.stages) == stages
-    assert dict(plan.schedule.options).items() >= parsed(schedule, {}).items()
+    assert dict(plan.schedule.options).items() >= parse_options(schedule, {}).items()
 
 
 def test_replicas_share_the_work_of_their_stage(graph: Graph) -> None:

@@ -46,7 +46,7 @@ def ends(plan: Plan, order: Schedule) -> dict[str, tuple[float, float]]:
 
 def test_devices_that_share_a_weight_step_together_after_its_sum() -> None:
     plan = timed("gpt-2", 3)
-    assert any(len(stages) > 1 for stages in plan.tied().values())
+    assert any(len(stages) > 1 for stages in plan.find_tied().values())
     order = scheduled(plan, "1f1b", 2)
     assert order.joint == ((0, 2),)
     timeline = plan_timeline(plan, order)

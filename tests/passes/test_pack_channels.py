@@ -14,11 +14,11 @@ from pipec.compiler.chain import run_chain
 from pipec.compiler.driver import emit
 from pipec.compiler.pass_manager import parse_pipeline, run_passes
 from pipec.compiler.verify import verify_artifacts, verify_stages
-from pipec.compiler.verify_training import play_schedule
+from pipec.compiler.verify_training import play
 from pipec.errors import GraphError, PassError
 from pipec.frontends.base import Loaded
 from pipec.frontends.torch_module import from_module
-from pipec.graph.copies import unpacked, with_packed
+from pipec.graph.copies import find_unpacked, with_packed
 from pipec.graph.ir import origin
 from pipec.graph.rules import verify
 from pipec.passes.pack_channels import PackChannels
@@ -108,7 +108,7 @@ def test_gradients_go_back_in_the_same_casts(to: Any, tmp_path: Path) -> None:
     emit(plan, tmp_path / "out")
     assert verify_artifacts(tmp_path / "out", loaded).ok
     net, x = model(), torch.randn(8, 16)
-    found, *_ = play_schedule(plan, [{"input": x}], seed=0)
+    found, *_ = play(plan, [{"input": x}], seed=0)
     loss(eager(x, modules_before_cut(plan), to, net)).backward()
     want = trained(net)
     for name, gradient in want.items():
@@ -204,7 +204,7 @@ def test_every_reader_unpacks_for_itself_and_the_own_stage_reads_the_value() -> 
     group = dict(zip(names, (0, 0, 1, 2, 2), strict=True))
     packed, home = with_packed(graph, group, packing.wanted, packing.pack, packing.unpack)
     verify(packed)
-    pairs = unpacked(packed)
+    pairs = find_unpacked(packed)
     assert sorted(pairs.values()) == sorted([names[0], names[0], names[2]])
     assert sorted(home[n] for n in pairs) == [1, 2, 2]
     assert packed.node(names[1]).all_input_nodes[0].name == names[0]

@@ -138,7 +138,7 @@ def test_the_cut_runs_through_the_slowest_layer() -> None:
     assert halves.partition.max_load == pytest.approx(0.5, rel=1e-3)
     stage_of = halves.partition.stage_of
     assert stage_of["linear1_first"] != stage_of["linear1_second"]
-    assert halves.tied() == {"layer1.weight": (0, 1)}
+    assert halves.find_tied() == {"layer1.weight": (0, 1)}
     x = torch.randn(2, 8)
     values = {"x": x}
     for stage in halves.stages:

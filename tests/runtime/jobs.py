@@ -45,7 +45,7 @@ from pipec.runtime.module import StageModule
 from pipec.runtime.placing import links
 from pipec.runtime.process_group import ProcessGroupTransport
 from pipec.runtime.program import Program
-from pipec.runtime.stored import stored
+from pipec.runtime.stored import open_weights
 from pipec.runtime.train import train
 from pipec.runtime.weights import OptimizerFactory
 from pipec.schedule.csv_form import to_csv
@@ -178,7 +178,9 @@ def lazily(folder: Path) -> tuple[int, bool]:
         with Pipeline(plan, weights=folder) as pipeline:
             taken = _status("VmHWM") - before
             weights = pipeline.state_dict() or {}
-        return taken, all(torch.equal(w, weights[n]) for n, w in stored(folder).items() if weights)
+        return taken, all(
+            torch.equal(w, weights[n]) for n, w in open_weights(folder).items() if weights
+        )
 
 
 def _status(name: str) -> int:
@@ -224,7 +226,7 @@ def with_a_group_per_link() -> dict[str, float]:
         alone = LocalPipeline(plan, batch, Settings(optimizer), schedule=order)
         alone.run(1)
         found, want = (
-            {n: w for s in e.weights for n, w in e.stored(s).items()}
+            {n: w for s in e.weights for n, w in e.read_state(s).items()}
             for e in (mine, alone.executors[rank])
         )
         return {f"rank {rank}": worst(found, want)}

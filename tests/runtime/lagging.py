@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pipec.runtime.device import Copied, Device, Fetched
-from pipec.runtime.tensors import TensorType, pack, packed_bytes, parts, places_of
+from pipec.runtime.tensors import TensorType, buffer_bytes, pack, parts, places_of
 
 
 @dataclass
@@ -45,7 +45,7 @@ class Lagging(Device):
         return float(next(self.moments))
 
     def to_host(self, tensors: Sequence[Tensor], types: Sequence[TensorType]) -> Copied:
-        buffer = self.room(packed_bytes(types))
+        buffer = self.room(buffer_bytes(types))
         copy = Copied(buffer, read=list(tensors))
         self.out.append(Copied(buffer, Behind(copy, types), copy.read))  # type: ignore[arg-type]
         self.copied = -2.0, -1.0

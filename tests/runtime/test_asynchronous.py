@@ -110,7 +110,7 @@ def test_pipefb_on_eight_devices_is_the_same_equation_with_its_own_versions(save
     want = emulated(case, module, plan, order, lambda s, k: used[s, k])
     pipeline = ran(case, plan, order)
     late = pipeline.executors[STAGES:]
-    newest = {n: w for e in late for s in e.weights for n, w in e.stored(s).items()}
+    newest = {n: w for e in late for s in e.weights for n, w in e.read_state(s).items()}
     assert worst(newest, want) < 1e-6
 
 

@@ -17,19 +17,19 @@ from pipec.graph.torch_private import (
     ON_CPUS,
     FakeTensorMode,
     TorchDispatchMode,
-    held_once,
+    is_held_once,
     storage_key,
 )
 from pipec.passes.differentiate import Differentiate
 from pipec.plan.model import Plan
 from pipec.runtime.allocations import Allocations
 from pipec.runtime.device import Device, backend_for, device_of, local_device
-from pipec.runtime.draws import drawing, reseeded
+from pipec.runtime.draws import drawing, seed_module
 from pipec.runtime.executor import Settings
 from pipec.runtime.local import LocalPipeline
-from pipec.runtime.placed import placed
-from pipec.runtime.recording import collected, record
-from pipec.runtime.tensors import TensorType, pack, parts, places_of, restored
+from pipec.runtime.placed import place_on
+from pipec.runtime.recording import collect_rows, record
+from pipec.runtime.tensors import TensorType, pack, parts, places_of, restore
 from pipec.schedule.action import ActionKind
 from pipec.schedule.channels import Channel, ChannelKind
 from pipec.schedule.offload import insert_offload
@@ -152,7 +152,7 @@ def test_graphs_make_their_tensors_where_they_run() -> None:
             return x + torch.arange(4, device=x.device) + torch.zeros(2, 4)
 
     graph = trace(Masked(), (torch.ones(2, 4),), source=Source("memory", "test"))
-    (there,) = placed(graph.module, torch.device("meta"))(torch.ones(2, 4, device="meta"))
+    (there,) = place_on(graph.module, torch.device("meta"))(torch.ones(2, 4, device="meta"))
     assert there.device.type == "meta"
     (here,) = graph.module(torch.ones(2, 4))
     assert here.device.type == "cpu"
@@ -185,7 +185,7 @@ def test_a_gpu_attends_for_a_cpu_only_without_dropout(dropout: float) -> None:
     if dropout:
         refused = pytest.raises(BackendError, match="only CPUs have")
     with refused:
-        placed(module, torch.device("cuda"))
+        place_on(module, torch.device("cuda"))
 
 
 def test_attention_in_products_runs_where_the_cpus_kernel_does_not() -> None:
@@ -201,9 +201,9 @@ def test_attention_in_products_runs_where_the_cpus_kernel_does_not() -> None:
         assert stage.training
         assert other.training
         with pytest.raises(BackendError, match=r"only CPUs have(.|\n)*attention=math"):
-            placed(stage.training.F.module, meta)
-        placed(other.training.F.module, meta)
-        placed(other.training.B.module, meta)
+            place_on(stage.training.F.module, meta)
+        place_on(other.training.F.module, meta)
+        place_on(other.training.B.module, meta)
     order = scheduled(plain, "1f1b", 2)
     runs = [
         LocalPipeline(p, batches(case, p.graph), Settings(momentum), schedule=order)
@@ -239,7 +239,7 @@ def test_values_of_any_layout_come_back_to_places_of_their_own() -> None:
     places = places_of([], types, torch.device("cpu"))
     for place, part in zip(places, parts(pack(values, types), types), strict=True):
         place.copy_(part)
-    back = restored(places, types)
+    back = restore(places, types)
     assert [b.stride() for b in back] == [v.stride() for v in values]
     assert all(torch.equal(b, v) for b, v in zip(back, values, strict=True))
     assert len({storage_key(p) for p in places}) == len(values)
@@ -377,7 +377,7 @@ def test_what_is_saved_on_a_gpu_has_the_types_of_the_plan(name: str) -> None:
     assert stage.training
     gpu = torch.device("cuda", 0)
     for graph in (stage.training.F, stage.training.B):
-        function, nodes = placed(graph.module, gpu), graph.nodes
+        function, nodes = place_on(graph.module, gpu), graph.nodes
         with FakeTensorMode():
             given = [TensorType.of(tensor(nodes[i.node])).empty(gpu) for i in graph.inputs]
             with Statistics() as seen:
@@ -394,7 +394,7 @@ def test_draws_are_seeded_on_the_gpu_that_runs(monkeypatch: pytest.MonkeyPatch) 
     two = torch.Generator().manual_seed(1), torch.Generator().manual_seed(2)
     monkeypatch.setattr(torch.cuda, "default_generators", two)
     graph = trace(nn.Dropout(0.5), (torch.ones(4),), source=Source("memory", "test"))
-    module = reseeded(graph.module, (3,), torch.device("cuda", 1))
+    module = seed_module(graph.module, (3,), torch.device("cuda", 1))
     with drawing(lambda draw: 10 + draw):
         module(torch.ones(4))
     assert [g.initial_seed() for g in two] == [1, 13]
@@ -435,7 +435,7 @@ def test_copies_are_recorded_when_they_run(monkeypatch: pytest.MonkeyPatch) -> N
     pipeline = LocalPipeline(plan, batches(case, plan.graph), Settings(momentum), schedule=order)
     record(pipeline)
     assert pipeline.run(1) == accumulated(case, seeded(case), momentum, 1, 6)[0]
-    (rows,) = (collected(pipeline) or {}).values()
+    (rows,) = (collect_rows(pipeline) or {}).values()
     own = {ActionKind.OFFLOAD: (-2.0, -1.0), ActionKind.FETCH: (-4.0, -3.0)}
     for place, begin, end, _ in rows.tolist():
         kind = order[int(place)].kind
@@ -447,9 +447,9 @@ def test_a_tensor_is_held_once_if_nothing_else_can_read_its_memory() -> None:
     tensors = [torch.ones(4), torch.ones(4), torch.ones(4)[1:], one, torch.ones(4), torch.ones(4)]
     view, array = tensors[1][2:], tensors[4].numpy()
     parameter = nn.Parameter(tensors[5])
-    held = [held_once(tensors, k) for k in range(6)]
+    held = [is_held_once(tensors, k) for k in range(6)]
     assert held == [True, False, False, False, False, False]
     del view, array, parameter, one
-    assert [held_once(tensors, k) for k in range(6)] == [True, True, False, True, True, True]
+    assert [is_held_once(tensors, k) for k in range(6)] == [True, True, False, True, True, True]
     tensors[2] = tensors[2].clone()
-    assert held_once(tensors, 2)
+    assert is_held_once(tensors, 2)

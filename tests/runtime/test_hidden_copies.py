@@ -10,7 +10,7 @@ from pipec.compiler.facts import plan_facts
 from pipec.plan.model import Plan, StageTiming
 from pipec.runtime.executor import Settings
 from pipec.runtime.local import LocalPipeline
-from pipec.runtime.recording import collected, record
+from pipec.runtime.recording import collect_rows, record
 from pipec.simulate.simulate import simulate
 from pipec.simulate.times import Times
 from tests.autodiff.chain import Case
@@ -54,6 +54,6 @@ def measured(case: Case, plan: Plan) -> float:
     pipeline = LocalPipeline(plan, batches(case, plan.graph), Settings(sgd))
     record(pipeline)
     pipeline.round()
-    (rows,) = (collected(pipeline) or {}).values()
+    (rows,) = (collect_rows(pipeline) or {}).values()
     ran = {int(place): (begin, end) for place, begin, end, _ in rows.tolist()}
     return hidden(plan.schedule, ran)

@@ -15,7 +15,7 @@ from pipec.plan.model import HostSlot, Plan, StageTiming
 from pipec.runtime.device import Copied
 from pipec.runtime.executor import Settings
 from pipec.runtime.local import LocalPipeline
-from pipec.runtime.tensors import TensorType, pack, packed_bytes, unpack
+from pipec.runtime.tensors import TensorType, buffer_bytes, pack, unpack
 from pipec.schedule.action import ActionKind
 from pipec.schedule.channels import Channel, ChannelKind
 from pipec.schedule.offload import insert_offload
@@ -302,7 +302,7 @@ def test_packed_tensors_come_back_with_their_bits_and_strides() -> None:
     ]
     types = [TensorType.of(t) for t in tensors]
     buffer = pack(tensors, types)
-    assert buffer.nbytes == packed_bytes(types)
+    assert buffer.nbytes == buffer_bytes(types)
     for t, again in zip(tensors, unpack(buffer, types), strict=True):
         assert torch.equal(t, again)
         assert t.stride() == again.stride()

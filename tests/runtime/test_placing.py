@@ -17,7 +17,7 @@ def test_an_answer_proves_what_its_sender_has_received_before(schedule: str) -> 
     order = scheduled(plan, schedule, 6)
     rounds = Rounds(order, 0)
     rounds.begin(None)
-    coming = list(Messages(Program.of(plan, order), rounds).expected(rounds.row()))
+    coming = list(Messages(Program.of(plan, order), rounds).list_expected(rounds.row()))
     microbatches = [c.message.number for c in coming]
     proved: list[int] = []
     for c in coming:
@@ -35,6 +35,8 @@ def test_nothing_is_proved_where_nothing_goes_back() -> None:
     order = scheduled(plan, "inference", 3)
     rounds = Rounds(order, 1)
     rounds.begin(None)
-    found: list[Coming] = list(Messages(Program.of(plan, order), rounds).expected(rounds.row()))
+    found: list[Coming] = list(
+        Messages(Program.of(plan, order), rounds).list_expected(rounds.row())
+    )
     assert len(found) == 3
     assert not any(c.proves for c in found)

@@ -9,7 +9,7 @@ import pipec
 from pipec.report.extras import read_trace
 from pipec.runtime.executor import Settings
 from pipec.runtime.local import LocalPipeline
-from pipec.runtime.recording import collected, record, write_trace
+from pipec.runtime.recording import collect_rows, record, write_trace
 
 
 def test_every_action_is_recorded_once_and_read_by_the_report(tmp_path: Path) -> None:
@@ -23,7 +23,7 @@ def test_every_action_is_recorded_once_and_read_by_the_report(tmp_path: Path) ->
     )
     record(pipeline)
     pipeline.run(2)
-    rows = collected(pipeline)
+    rows = collect_rows(pipeline)
     assert rows is not None
     schedule = pipeline.program.schedule
     for device, table in rows.items():

@@ -159,7 +159,7 @@ def test_the_peak_falls_by_the_state_and_steps_take_its_copies(schedule: str, st
     assert resting is not None
     share = 2 if "replicas" in schedule else 1
     bytes_of = plain.memory.of("optimizer", stages) / share
-    held = [sum(bytes_of[s] for s in mine) for mine in plain.schedule.held()]
+    held = [sum(bytes_of[s] for s in mine) for mine in plain.schedule.list_stages()]
     fell = [a - b for a, b in zip(plain.peak_bytes, resting.peak_bytes, strict=True)]
     assert fell == pytest.approx(held, rel=0.1)
     rate = plans(schedule, stages)[0].cluster.devices[0].host_bandwidth

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pipec.runtime.device import Copied, Device, Fetched, Moment
-from pipec.runtime.tensors import TensorType, pack, packed_bytes, parts, places_of
+from pipec.runtime.tensors import TensorType, buffer_bytes, pack, parts, places_of
 
 
 @dataclass
@@ -53,7 +53,7 @@ class Throttled(Device):
         self._lanes = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
 
     @contextmanager
-    def timed(self) -> Iterator[None]:
+    def count_time(self) -> Iterator[None]:
         begin = time.perf_counter()
         yield
         _sleep_until(begin + self.compute_seconds)
@@ -62,7 +62,7 @@ class Throttled(Device):
         return moment.span.result()[moment.which] if isinstance(moment, End) else moment
 
     def to_host(self, tensors: Sequence[Tensor], types: Sequence[TensorType]) -> Copied:
-        buffer, read = self.room(packed_bytes(types)), list(tensors)
+        buffer, read = self.room(buffer_bytes(types)), list(tensors)
         done = self._begin(0, types, lambda: pack(tensors, types, buffer))
         return Copied(buffer, done, read)
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from pipec.errors import ScheduleError
 from pipec.schedule.comm import insert_comm
 from pipec.schedule.registry import STREAMING, SYNCHRONOUS, generate, stages_on
-from pipec.schedule.replicate import ADJACENT, device_of, replicated
+from pipec.schedule.replicate import ADJACENT, device_of, replicate
 from pipec.schedule.schedule import Schedule
 from pipec.schedule.steps import insert_reduce, insert_steps
 from pipec.simulate.simulate import simulate
@@ -74,4 +74,4 @@ def test_what_cannot_be_copied_is_told() -> None:
     with pytest.raises(ScheduleError, match="no option"):
         generate("pipedream{adjacent=stages}", 2, 4)
     with pytest.raises(ScheduleError, match="no such replicas"):
-        replicated(generate("1f1b", 2, 2), 0)
+        replicate(generate("1f1b", 2, 2), 0)

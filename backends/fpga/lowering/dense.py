@@ -28,7 +28,7 @@ from pipec.backends.fpga.lowering.maps import (
     window_of,
 )
 from pipec.backends.fpga.numbers import bits_of
-from pipec.graph.arguments import given
+from pipec.graph.arguments import bind
 
 
 def constant(b: Builder, node: object, what: str) -> fx.Node:
@@ -196,7 +196,7 @@ def _depthwise(
 @lowers("aten.linear.default")
 def linear(b: Builder, node: fx.Node) -> Value:
     """``linear(x, weight[out, in], bias)``."""
-    return dense(b, node, node.args[0], node.args[1], given(node)["bias"], transposed=False)
+    return dense(b, node, node.args[0], node.args[1], bind(node)["bias"], transposed=False)
 
 
 @lowers("aten.addmm.default")

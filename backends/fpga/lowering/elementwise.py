@@ -19,7 +19,7 @@ from pipec.backends.fpga.engines.route import Concat
 from pipec.backends.fpga.engines.steps import UNARY, MapStep, clamp_of, may_join
 from pipec.backends.fpga.engines.view import View, indices, strides_of
 from pipec.backends.fpga.engines.vvu import Vvu
-from pipec.graph.arguments import given
+from pipec.graph.arguments import bind
 
 _UNARY = {f"aten.{op}.default": op for op in UNARY} | {"aten.gelu.default": "gelu"}
 _BINARY = {
@@ -44,7 +44,7 @@ def unary(b: Builder, node: fx.Node) -> Value:
 
 
 def _steps(node: fx.Node) -> list[MapStep]:
-    told = given(node)
+    told = bind(node)
     match str(node.target).split(".")[1]:
         case "gelu" if told["approximate"] == "tanh":
             return [MapStep("gelu_tanh")]

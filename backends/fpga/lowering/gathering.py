@@ -24,7 +24,7 @@ from pipec.backends.fpga.engines.network import Builder, UnsupportedError, Value
 from pipec.backends.fpga.engines.perm import Perm
 from pipec.backends.fpga.engines.route import Repeat
 from pipec.backends.fpga.lowering.shapes import axis_alone, cut, embedding, join, pad_axes
-from pipec.graph.arguments import given
+from pipec.graph.arguments import bind
 
 _FEW_RUNS = 8
 """Runs up to which none is turned round, which takes an engine that holds it."""
@@ -155,8 +155,8 @@ def flip(b: Builder, node: fx.Node) -> Value:
 @lowers("aten.pad.default", "aten.constant_pad_nd.default")
 def pad(b: Builder, node: fx.Node) -> Value:
     """``pad(x, pad, mode, value)``: positions that are there already, or a number."""
-    if given(node).get("mode", "constant") == "constant":
-        return pad_axes(b, node, given(node)["value"])
+    if bind(node).get("mode", "constant") == "constant":
+        return pad_axes(b, node, bind(node)["value"])
     return resize(b, node)
 
 

@@ -19,7 +19,7 @@ from pipec.backends.fpga.lowering.elementwise import two_streams
 from pipec.backends.fpga.lowering.maps import NHWC, Maps, as_maps, as_maps_value, window_of
 from pipec.backends.fpga.lowering.norms import element_table, rows_through
 from pipec.backends.fpga.lowering.pooling import max_pool_value, max_pooled
-from pipec.graph.arguments import given
+from pipec.graph.arguments import bind
 
 Results = tuple[Value | None, ...]
 
@@ -37,7 +37,7 @@ def gradient(b: Builder, node: fx.Node) -> Value:
     op, (dy, y) = _GRADIENTS[str(node.target)], cast("list[fx.Node]", node.args[:2])
     if op == "relu_grad" and node.args[2] != 0:
         raise UnsupportedError(f"the gradient of a threshold at {node.args[2]}")
-    if op == "gelu_grad" and given(node)["approximate"] == "tanh":
+    if op == "gelu_grad" and bind(node)["approximate"] == "tanh":
         op = "gelu_tanh_grad"
     return two_streams(b, node, op, dy, y)
 
@@ -182,7 +182,7 @@ def one_hot(b: Builder, node: fx.Node) -> Value:
     shape = shape_of(node)
     if len(shape) != 2:
         raise UnsupportedError(f"one-hot rows of a rank {len(shape) - 1} tensor")
-    nest = OneHot(*shape, ignored=given(node)["ignored"])
+    nest = OneHot(*shape, ignored=bind(node)["ignored"])
     view = View.of(shape, (0, 1))
     return b.put(nest, node, (value.use(1),), view, shape[1], dtype=b.precision)
 

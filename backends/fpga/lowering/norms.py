@@ -18,7 +18,7 @@ from pipec.backends.fpga.engines.norm import Norm
 from pipec.backends.fpga.engines.parts import Table
 from pipec.backends.fpga.engines.view import indices
 from pipec.backends.fpga.lowering.dense import constant
-from pipec.graph.arguments import given
+from pipec.graph.arguments import bind
 from pipec.graph.patterns import Match, Rule
 
 aten = torch.ops.aten
@@ -38,7 +38,7 @@ _OVER_AXIS |= {f"aten._{op}.default": op for op in ("softmax", "log_softmax")}
 def over_axis(b: Builder, node: fx.Node) -> Value:
     """``softmax(x, dim)``: a row op along one axis, brought innermost."""
     value = b.value(node.args[0])
-    axis = given(node)["dim"] % max(len(value.view.shape), 1)
+    axis = bind(node)["dim"] % max(len(value.view.shape), 1)
     value = b.innermost(node, value, (axis,))
     return rows_through(b, node, value, (axis,), op=_OVER_AXIS[str(node.target)])
 
@@ -47,7 +47,7 @@ def over_axis(b: Builder, node: fx.Node) -> Value:
 def layer_norm(b: Builder, node: fx.Node) -> Value:
     """``layer_norm(x, normalized_shape, weight, bias, eps)``; ``rms_norm`` has no bias."""
     rms = "rms_norm" in str(node.target)
-    told = given(node)
+    told = bind(node)
     value, count = b.value(node.args[0]), len(cast("list[int]", node.args[1]))
     axes = tuple(range(len(value.view.shape)))[-count:]
     value = b.innermost(node, value, axes)
@@ -154,6 +154,6 @@ def _(x: Tensor, size: int, alpha: float, k: float, beta: float) -> Tensor:
 @lowers("pipec_fpga.response.default")
 def over_channels(b: Builder, node: fx.Node) -> Value:
     """A NORM layer over the channels of every pixel."""
-    numbers: dict[str, Any] = given(node)
+    numbers: dict[str, Any] = bind(node)
     rows = b.innermost(node, b.value(numbers.pop("x")), (1,))
     return rows_through(b, node, rows, (1,), op="lrn", **numbers)

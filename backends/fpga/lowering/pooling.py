@@ -15,7 +15,7 @@ from pipec.backends.fpga.engines.reduce import Reduce
 from pipec.backends.fpga.engines.swg import Swg
 from pipec.backends.fpga.engines.view import View
 from pipec.backends.fpga.lowering.maps import Maps, as_maps, like_maps, put_maps, window_of
-from pipec.graph.arguments import given
+from pipec.graph.arguments import bind
 
 
 @lowers("aten.max_pool2d.default")
@@ -26,7 +26,7 @@ def max_pool_value(b: Builder, node: fx.Node) -> Value:
 
 def max_pooled(b: Builder, node: fx.Node) -> tuple[Maps, Swg]:
     """What a max pooling slides over, and its window."""
-    return _lower_window(b, node, -math.inf, integers(given(node)["dilation"], 2))
+    return _lower_window(b, node, -math.inf, integers(bind(node)["dilation"], 2))
 
 
 def _lower_window(
@@ -34,8 +34,8 @@ def _lower_window(
 ) -> tuple[Maps, Swg]:
     maps = as_maps(b, node, node.args[0], spatial=2, around=border)
     kernel = integers(node.args[1], 2)
-    stride = integers(given(node)["stride"] or kernel, 2)
-    padding = integers(given(node)["padding"], 2)
+    stride = integers(bind(node)["stride"] or kernel, 2)
+    padding = integers(bind(node)["padding"], 2)
     return maps, window_of(maps, kernel, stride, dilation, padding, shape_of(node)[-2:])
 
 
@@ -63,7 +63,7 @@ def avg_pool(b: Builder, node: fx.Node) -> Value:
 
 def _counts(node: fx.Node, maps: Maps) -> Array:
     """What the sum of each window is divided by: ``[oh*ow]``, as torch does it with ones."""
-    around, (_, *told), op = maps.padding, given(node).values(), cast("Any", node.target)
+    around, (_, *told), op = maps.padding, bind(node).values(), cast("Any", node.target)
     h, w = maps.h + around.top + around.bottom, maps.w + around.left + around.right
     ones = torch.ones(1, 1, h, w, dtype=torch.float64)
     sums = op(ones, *told[:-1], 1)
@@ -88,7 +88,7 @@ def adaptive_avg_pool(b: Builder, node: fx.Node) -> Value:
 def reduce_axes(b: Builder, node: fx.Node) -> Value:
     """Reduction over any axes; fastest over pixels, the rows of each item, or all but channels."""
     rank = len(shape_of(cast("fx.Node", node.args[0])))
-    axes, op = given(node)["dim"], "max" if "amax" in str(node.target) else "sum"
+    axes, op = bind(node)["dim"], "max" if "amax" in str(node.target) else "sum"
     if axes is None or axes == []:
         if op == "sum":
             whole = reduce_all(b, node)

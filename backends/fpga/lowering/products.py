@@ -14,7 +14,7 @@ from pipec.backends.fpga.engines.network import Builder, UnsupportedError, Value
 from pipec.backends.fpga.engines.view import View, merge, strides_of
 from pipec.backends.fpga.lowering.dense import dense
 from pipec.backends.fpga.lowering.gradients import matrix_gradient
-from pipec.graph.arguments import given
+from pipec.graph.arguments import bind
 
 Piece = tuple[int, int, int]
 """Axis, size, stride in the axis: an axis of the stream (`View.by_axis`)."""
@@ -38,7 +38,7 @@ def matmul(b: Builder, node: fx.Node) -> Value:
 @lowers("aten.scaled_dot_product_attention.default")
 def attention(b: Builder, node: fx.Node) -> Value:
     """What is not written as product, softmax, product (`written.attention`)."""
-    if given(node)["dropout_p"]:
+    if bind(node)["dropout_p"]:
         raise UnsupportedError("attention with dropout", "export the model in eval mode")
     q, k = (shape_of(cast("fx.Node", a)) for a in node.args[:2])
     if q[:-2] != k[:-2]:

@@ -24,7 +24,7 @@ from pipec.backends.fpga.engines.view import View, merge, standard_order, stride
 from pipec.backends.fpga.lowering.dense import constant
 from pipec.backends.fpga.lowering.maps import around
 from pipec.backends.fpga.lowering.types import append_round, format_after
-from pipec.graph.arguments import given
+from pipec.graph.arguments import bind
 from pipec.graph.ir import tensor
 
 _SAME = ("reshape", "view", "_unsafe_view", "squeeze", "unsqueeze", "clone", "alias", "detach",
@@ -62,7 +62,7 @@ def expand(b: Builder, node: fx.Node) -> Value:
 @lowers("aten.native_dropout.default")
 def dropout(b: Builder, node: fx.Node) -> Value:
     """Nothing at inference."""
-    if given(node)["train"]:
+    if bind(node)["train"]:
         raise UnsupportedError("dropout in training mode", "export the model in eval mode")
     return b.value(node.args[0])
 
@@ -114,7 +114,7 @@ def cat(b: Builder, node: fx.Node) -> Value:
     """Concatenation along one axis; each part is in the format of the whole."""
     args = [a for a in cast("list[fx.Node]", node.args[0]) if math.prod(shape_of(a))]
     shape = shape_of(node)
-    axis = given(node)["dim"] % len(shape)
+    axis = bind(node)["dim"] % len(shape)
     streams = [b.value(a) for a in args if b.is_stream(a)]
     order = streams[0].view.axis_order() or standard_order(shape)
     values, form = list[Value](), format_after(node, b)
@@ -203,7 +203,7 @@ def cut(b: Builder, node: fx.Node, value: Value, axis: int, part: range, suffix:
 @lowers("aten.slice.Tensor")
 def slice_(b: Builder, node: fx.Node) -> Value:
     """``x[start:stop:step]`` along one axis."""
-    value, told = b.value(node.args[0]), given(node)
+    value, told = b.value(node.args[0]), bind(node)
     axis = told["dim"] % len(value.view.shape)
     bounds = slice(told["start"], told["end"], told["step"])
     return cut(b, node, value, axis, range(*bounds.indices(value.view.shape[axis])))

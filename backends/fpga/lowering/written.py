@@ -36,7 +36,7 @@ from pipec.backends.fpga.engines.network import HANDLERS, integers
 from pipec.backends.fpga.lowering.backward import input_gradient, select_backward
 from pipec.backends.fpga.lowering.norms import response_of
 from pipec.backends.fpga.lowering.rewrite import Emit, Rule, rewritten
-from pipec.graph.arguments import given
+from pipec.graph.arguments import bind
 from pipec.graph.ir import Graph, op_name
 
 aten = torch.ops.aten
@@ -124,7 +124,7 @@ def _mean_of(node: object) -> tuple[fx.Node, int] | None:
     x, axes = node.args[:2]
     assert isinstance(x, fx.Node)
     over = [a % len(shape_of(x)) for a in integers(axes, 1)]
-    return (x, over[0]) if len(over) == 1 and given(node)["keepdim"] else None
+    return (x, over[0]) if len(over) == 1 and bind(node)["keepdim"] else None
 
 
 def _group_norm(
@@ -172,7 +172,7 @@ _ATTENTION = "aten.scaled_dot_product_attention.default"
 def attention(emit: Emit, q: Tensor, k: Tensor, v: Tensor, *_: Any, masks: bool) -> Any:
     """``softmax(scale q k^T + mask) v``; the mask is added, or true where something is kept."""
     names = ("attn_mask", "dropout_p", "is_causal", "scale")
-    keeps, dropout, causal, scale = (given(emit.old)[name] for name in names)
+    keeps, dropout, causal, scale = (bind(emit.old)[name] for name in names)
     mask = emit.value(keeps) if keeps is not None else None
     if dropout or q.shape[:-2] != k.shape[:-2] or not (masks or (mask is None and not causal)):
         return NotImplemented
@@ -193,7 +193,7 @@ def attention(emit: Emit, q: Tensor, k: Tensor, v: Tensor, *_: Any, masks: bool)
 def _parts(emit: Emit, x: Tensor, *_: Any) -> Any:
     """Parts of one axis, each a slice."""
     unbind = op_name(emit.old) == "aten.unbind.int"
-    axis = given(emit.old)["dim"] % x.ndim
+    axis = bind(emit.old)["dim"] % x.ndim
     sizes = [1 if unbind else part.shape[axis] for part in emit.old.meta["val"]]
     ends = accumulate(sizes)
     parts = [aten.slice.Tensor(x, axis, e - n, e) for n, e in zip(sizes, ends, strict=True)]

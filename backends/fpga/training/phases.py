@@ -29,7 +29,7 @@ from pipec.backends.fpga.lowering.rewrite import Emit, Rule, rewritten
 from pipec.errors import BackendError
 from pipec.graph.extract import with_outputs
 from pipec.graph.ir import Graph, GraphInput, GraphOutput, InputKind, OutputKind, op_name, tensor
-from pipec.graph.written import ancestors, written
+from pipec.graph.written import ancestors, copy_calls
 from pipec.runtime.draws import Draws, Stream
 
 
@@ -207,7 +207,7 @@ def _prune(graph: Graph) -> Graph:
     nodes = graph.nodes
     needed = ancestors(nodes[o.node] for o in graph.outputs)
     inputs = [i for i in graph.inputs if nodes[i.node] in needed]
-    return written(graph, inputs, [n for n in graph.calls if n in needed], graph.outputs)
+    return copy_calls(graph, inputs, [n for n in graph.calls if n in needed], graph.outputs)
 
 
 def _rename(graph: Graph, losses: set[str]) -> Graph:

@@ -258,7 +258,7 @@ class _OnBoard(StageRunner):
         found = self._kernels.backward(microbatch, gradients)
         return {OutputKind.GRADIENT: found, OutputKind.WEIGHT_GRADIENT: {}}  # summed in memory
 
-    def owned(self, kind: str) -> frozenset[str]:
+    def list_owned(self, kind: str) -> frozenset[str]:
         return frozenset()
 
 

@@ -19,7 +19,7 @@ from pipec.cluster.device import Device
 from pipec.errors import BackendError, PlanError
 from pipec.graph.ir import OutputKind
 from pipec.plan.model import Plan, StageTiming
-from pipec.runtime.draws import numbered
+from pipec.runtime.draws import number_draws
 from pipec.runtime.program import gradient_of
 
 
@@ -65,7 +65,7 @@ def make_stages(plan: Plan) -> tuple[TrainedStage, ...]:
         BackendError: An op has no engine, or a stage does not fit its board.
         PlanError: The stages are not differentiated.
     """
-    phases, draws = [], numbered(plan.graph, [s.graph for s in plan.stages])
+    phases, draws = [], number_draws(plan.graph, [s.graph for s in plan.stages])
     for stage, numbers in zip(plan.stages, draws, strict=True):
         if stage.training is None:
             raise PlanError("the stages are not differentiated", want="the pass differentiate")

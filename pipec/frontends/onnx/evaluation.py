@@ -26,7 +26,7 @@ from pipec.graph.torch_private import (
     FakeTensorMode,
     below_autograd,
     fake_like,
-    muted,
+    mute_logs,
     without_modes,
 )
 
@@ -135,7 +135,7 @@ class _Run:
 
     def __call__(self) -> Evaluation:
         frame = self.model.frame()
-        with self.mode, self.result.recorder, below_autograd(), muted():
+        with self.mode, self.result.recorder, below_autograd(), mute_logs():
             self._enter(frame)
             for k, node in enumerate(self.model.proto.graph.node):
                 self._node(frame, k, node)

@@ -92,7 +92,7 @@ def _place(
             ends = [y[v][p] for p in at if p < free] + [y[v][p - 1] for p in at if p]
             signs = [1 for p in at if p < free] + [-1 for p in at if p]
             placed = free in at  # before its end everything has been placed
-            program.add(_weighted([x[v][d], *ends], [-1, *signs]) == -int(placed))
+            program.add(_dot([x[v][d], *ends], [-1, *signs]) == -int(placed))
     return y, x
 
 
@@ -115,7 +115,7 @@ def _bound_load(
             program.add_bool_or([~here[a], here[b], *([] if never else [cut[h]])])
     seconds = np.concatenate([units.work[0], units.cost[0]]) * scale
     whole = np.round(seconds).astype(np.int64).tolist()
-    program.add(_weighted([*here, *cut], whole) <= load)
+    program.add(_dot([*here, *cut], whole) <= load)
 
 
 def _bound_memory(
@@ -126,10 +126,10 @@ def _bound_memory(
     if limit < float(held.sum()):
         scale = BYTES / max(float(held.max()), 1.0)
         whole = np.round(held * scale).astype(np.int64).tolist()
-        program.add(_weighted(here, whole) <= round(limit * scale))
+        program.add(_dot(here, whole) <= round(limit * scale))
 
 
-def _weighted(columns: "list[cp_model.IntVar]", weights: list[int]) -> "cp_model.LinearExpr":
+def _dot(columns: "list[cp_model.IntVar]", weights: list[int]) -> "cp_model.LinearExpr":
     from ortools.sat.python import cp_model
 
     return cp_model.LinearExpr.weighted_sum(columns, weights)

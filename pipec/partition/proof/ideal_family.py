@@ -38,7 +38,7 @@ class IdealFamily(Family):
         self.counts = _counts(units, bits)
         self._partly = (self.counts > 0) & (self.counts < self.degree)
         self.cut = measure_of(self._partly, units.cost.T).T
-        self._words = _packed(bits)
+        self._words = _pack(bits)
 
     def passing(self, sources: IntArray, targets: IntArray) -> FloatArray:
         """Matrix products over the hyperedges partly in some source and partly in some target."""
@@ -50,9 +50,9 @@ class IdealFamily(Family):
         left = self.counts[np.ix_(sources, edges)].astype(np.int64)
         right = self.counts[np.ix_(targets, edges)].astype(np.int64)
         degree, price = self.degree[edges], self._price[edges]
-        partly = _shared((left > 0) & (left < degree), (right > 0) & (right < degree), price)
+        partly = _share((left > 0) & (left < degree), (right > 0) & (right < degree), price)
         edge, count = _common(left, right, degree)
-        return partly + _shared(left[:, edge] == count, right[:, edge] == count, price[edge])
+        return partly + _share(left[:, edge] == count, right[:, edge] == count, price[edge])
 
     def inside(self, sources: IntArray, targets: IntArray) -> BoolArray:
         """No bit of the source is missing in the target."""
@@ -66,7 +66,7 @@ class IdealFamily(Family):
         return np.flatnonzero(self.bits[row])
 
 
-def _packed(bits: BoolArray) -> npt.NDArray[np.uint64]:
+def _pack(bits: BoolArray) -> npt.NDArray[np.uint64]:
     """64 units to a word, [words, ideals]."""
     octets = np.packbits(bits, axis=1)
     octets = np.pad(octets, ((0, 0), (0, -octets.shape[1] % 8)))
@@ -90,7 +90,7 @@ def _counts(units: Units, bits: BoolArray) -> npt.NDArray[np.int16]:
     return found
 
 
-def _shared(left: BoolArray, right: BoolArray, weight: FloatArray) -> FloatArray:
+def _share(left: BoolArray, right: BoolArray, weight: FloatArray) -> FloatArray:
     """Total weight of the columns that are set in a left and in a right row, [left, right].
 
     Columns that are set everywhere (values that pass over the whole window) only add a constant.

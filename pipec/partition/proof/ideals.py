@@ -148,7 +148,7 @@ class _Search:
         visits, count = VISITS * most, 0
         block = min(BLOCK, BLOCK_CELLS // (len(self._free) + len(self._begun) + 1) + 1)
         done: list[BoolArray] = []
-        stack = [(0, self._kept(self._first()))]
+        stack = [(0, self._keep(self._first()))]
         while stack:
             k, rows = stack.pop()
             while k < len(self._free) and len(rows.least):
@@ -183,7 +183,7 @@ class _Search:
             self._cut[None],
         )
 
-    def _kept(self, rows: _Partial) -> _Partial:
+    def _keep(self, rows: _Partial) -> _Partial:
         """Rows of which some completion may be a cut."""
         window = self._window
         keep = (rows.least <= window.high) & (rows.most >= window.low)
@@ -211,5 +211,5 @@ class _Search:
         fresh = dropped.begun[:, pins] & ~dropped.ended[:, pins]
         dropped.cut[:] += fresh @ self._cost[:, pins].T
         dropped.ended[:, pins] = True
-        parts = (rest, self._kept(grown), self._kept(dropped))
+        parts = (rest, self._keep(grown), self._keep(dropped))
         return _Partial._make(np.concatenate(each) for each in zip(*parts, strict=True))

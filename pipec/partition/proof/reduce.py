@@ -19,7 +19,7 @@ from pipec.partition.costgraph import BoolArray
 from pipec.partition.machine import Machine
 from pipec.partition.proof.bounds import TOLERANCE, make_bounds, memory_shares
 from pipec.partition.proof.ideals import closures
-from pipec.partition.units import Units, joined, merge
+from pipec.partition.units import Units, join, merge
 
 CLOSURE_LIMIT = 3000
 Pairs = list[tuple[int, int]]
@@ -46,7 +46,7 @@ def reduce_units(units: Units, machine: Machine, limit: float, *, idle: bool = T
         if idle:
             pairs += idle_pairs(units, _without_memory(units, machine))
         before = units.size
-        units = merge(units, joined(before, pairs))
+        units = merge(units, join(before, pairs))
         if units.size == before:
             return units
 

@@ -28,7 +28,7 @@ from pipec.partition.replicas.recurrence import (
     Suffixes,
     make_cuts,
     suffixes,
-    timed,
+    time_stage,
 )
 
 COARSE = 48
@@ -102,9 +102,9 @@ def plan_replicated(
     solved: list[_Solved] = []
     for number, level in enumerate(levels[:-1]):
         limit = memory_bytes if number == 0 else inf
-        solved.append(_all_pairs(cuts, timed(cuts, base, level, limit, everyone), level))
+        solved.append(_all_pairs(cuts, time_stage(cuts, base, level, limit, everyone), level))
         base = solved[-1].seconds
-    stage = timed(cuts, base, levels[-1], memory_bytes if len(levels) == 1 else inf)
+    stage = time_stage(cuts, base, levels[-1], memory_bytes if len(levels) == 1 else inf)
     tail = _outermost(cuts, stage, levels, limited=memory_bytes < inf)
     solved.append(_Solved(stage, {len(cuts.work) - 1: tail}))
     seconds = float(tail.seconds[-1][0])

@@ -14,7 +14,7 @@ from pipec.partition.orders.linear import linear_orders
 from pipec.partition.proof.ideal_family import IdealFamily
 from pipec.partition.proof.ideals import Window, enumerate_ideals
 from pipec.partition.proof.reduce import idle_pairs
-from pipec.partition.units import Units, joined, make_units, merge
+from pipec.partition.units import Units, join, make_units, merge
 
 IDEALS_LIMIT = 700
 
@@ -64,7 +64,7 @@ def make_cuts(graph: CostGraph, *, limited: bool) -> Cuts:
     while True:
         light = (units.held if limited else units.weight_bytes) == 0
         before = units.size
-        units = merge(units, joined(before, idle_pairs(units, light)))
+        units = merge(units, join(before, idle_pairs(units, light)))
         if units.size == before:
             break
     ref = units.work[0]
@@ -92,7 +92,7 @@ Stage = Callable[[int, int, Any], FloatArray]
 may not be."""
 
 
-def timed(
+def time_stage(
     cuts: Cuts, base: FloatArray, level: Level, memory_bytes: float = inf, everyone: int = 0
 ) -> Stage:
     """Time per minibatch of one stage: compute, or the exchange of its replicas' gradients.

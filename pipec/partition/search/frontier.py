@@ -83,7 +83,7 @@ def search(
     reach = Reach(bounds, machine, limit)
     for s in range(len(machine.used)):
         rows = _candidates(family, machine, s, reach)
-        rows = _thinned(family, rows, most_pairs / len(machine.used), float(held.max()))
+        rows = _thin(family, rows, most_pairs / len(machine.used), float(held.max()))
         state = _State(
             rows, np.full(len(rows), inf), np.full(len(rows), -1), np.full(len(rows), -1)
         )
@@ -116,7 +116,7 @@ def _candidates(family: Family, machine: Machine, state: int, reach: Reach) -> I
     return np.flatnonzero(keep) + a
 
 
-def _thinned(family: Family, rows: IntArray, most_pairs: float, held: float) -> IntArray:
+def _thin(family: Family, rows: IntArray, most_pairs: float, held: float) -> IntArray:
     """Of every few neighbouring cuts the one with the least communication."""
     if len(rows) ** 2 <= most_pairs:
         return rows
@@ -145,7 +145,7 @@ class _Move:
             return
         place = np.searchsorted(target.rows, source.rows)
         place = np.minimum(place, len(target.rows) - 1)
-        relay = self._linked(np.zeros(len(source.rows)), source.rows, source.rows)
+        relay = self._link(np.zeros(len(source.rows)), source.rows, source.rows)
         value = np.maximum(source.value, relay)
         same = (target.rows[place] == source.rows) & (value < target.value[place])
         same &= value < self.limit
@@ -191,7 +191,7 @@ class _Move:
         ok = np.maximum(self._least_loads(sources, targets), behind) < bound
         if not ok.any():
             return None
-        ok &= self._allowed(sources[:, None], targets)
+        ok &= self._allow(sources[:, None], targets)
         if not ok.any():
             return None
         reached = np.maximum(self._loads(sources, targets), behind)
@@ -210,7 +210,7 @@ class _Move:
             least -= TOLERANCE * family.cut[0].max()  # rounding
         return least
 
-    def _allowed(self, sources: IntArray, targets: IntArray) -> BoolArray:
+    def _allow(self, sources: IntArray, targets: IntArray) -> BoolArray:
         """Not empty, nested, within memory, and only units that the device can run."""
         family = self.family
         kind, row = self.machine.kinds[self.step.kind], self.machine.rows[self.step.kind]
@@ -228,14 +228,14 @@ class _Move:
         work = family.work[machine.rows[self.step.kind]]
         load: FloatArray = work[targets] - work[sources][:, None]
         if not machine.priced:
-            return self._linked(load, sources[:, None], targets)
+            return self._link(load, sources[:, None], targets)
         if machine.kinds[self.step.kind].pays:
             cut = family.cut[0]
             load += cut[targets] + cut[sources][:, None]
             load -= family.passing(sources, targets)
         return load
 
-    def _linked(self, work: FloatArray, sources: IntArray, targets: IntArray) -> FloatArray:
+    def _link(self, work: FloatArray, sources: IntArray, targets: IntArray) -> FloatArray:
         """Work, and what the links on both sides take; shapes broadcast."""
         cut, overlap = self.family.cut, self.machine.overlap
         if not self.machine.kinds[self.step.kind].pays:

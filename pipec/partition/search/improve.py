@@ -47,7 +47,7 @@ def improve(units: Units, machine: Machine, best: Incumbent, deadline: float) ->
             pool,
             *(
                 _neighbours(cut, above, below, bounds.ref, most // len(machine.devices))
-                for cut in _known_cuts(small, best)
+                for cut in _list_cuts(small, best)
             ),
         ]
         rows = _in_windows(np.concatenate(around), bounds.ref, Reach(bounds, machine, best.value))
@@ -74,18 +74,18 @@ def _prefixes(units: Units, ref: FloatArray, reach: Reach) -> BoolArray:
         place = np.empty(units.size, np.int64)
         place[order] = np.arange(units.size)
         measure = np.concatenate([[0.0], np.cumsum(ref[order])])
-        found.append((place, steps[_wanted(measure, reach)]))
+        found.append((place, steps[_useful(measure, reach)]))
     stride = -(-sum(len(kept) for _, kept in found) * units.size // CELLS)
     return np.concatenate([place[None, :] < kept[::stride, None] for place, kept in found])
 
 
-def _wanted(measure: FloatArray, reach: Reach) -> BoolArray:
+def _useful(measure: FloatArray, reach: Reach) -> BoolArray:
     """Whether some state may use a cut with this much work on its left."""
     inside = (measure[:, None] >= reach.low) & (measure[:, None] <= reach.high)
     return np.asarray(inside.any(axis=1))
 
 
-def _known_cuts(units: Units, best: Incumbent) -> list[BoolArray]:
+def _list_cuts(units: Units, best: Incumbent) -> list[BoolArray]:
     """The cuts of the incumbent, on these units (fewer if it parts some of them)."""
     if best.stage is None:
         return []
@@ -122,7 +122,7 @@ def _steps(steps: BoolArray, ref: FloatArray, most: int) -> IntArray:
 
 def _in_windows(rows: BoolArray, ref: FloatArray, reach: Reach) -> BoolArray:
     """Distinct rows that some state may use, and the two ends."""
-    keep = _wanted(measure_of(rows, ref), reach)
+    keep = _useful(measure_of(rows, ref), reach)
     ends = np.stack([np.zeros(rows.shape[1], bool), np.ones(rows.shape[1], bool)])
     rows = np.concatenate([rows[keep], ends])
     _, first = np.unique(np.packbits(rows, axis=1), axis=0, return_index=True)

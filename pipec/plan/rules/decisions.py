@@ -79,7 +79,7 @@ def _costs_follow_graph(parts: Parts) -> Iterator[Finding]:
         if costs.nodes[n.name].output_bytes != nbytes(n):
             got = f"{costs.nodes[n.name].output_bytes} bytes"
             yield Finding(f"costs of {n.name}", got, f"{nbytes(n)} bytes as in the graph")
-    if parts.changed("graph", "costs"):
+    if parts.has_changed("graph", "costs"):
         counted = count(plan.graph)
         for n in calls:
             if costs.nodes[n.name] != counted[n.name]:
@@ -120,13 +120,13 @@ def _schedule_fits_stages(parts: Parts) -> Iterator[Finding]:
         return
     if schedule.stages != len(plan.stages):
         yield Finding("schedule", f"{schedule.stages} stages", len(plan.stages))
-    if plan.placement is not None and not _placed_as(schedule.placement, plan.placement):
+    if plan.placement is not None and not _same_place(schedule.placement, plan.placement):
         yield Finding("schedule", schedule.placement, f"as planned: {plan.placement}")
     if schedule.training and not plan.trains:
         yield Finding("schedule", "backward actions", "none: the model has no loss")
 
 
-def _placed_as(got: Placement, want: Placement) -> bool:
+def _same_place(got: Placement, want: Placement) -> bool:
     return got == want or (not got.backward and got.forward == want.forward)
 
 
@@ -165,7 +165,7 @@ def _schedule_is_whole(parts: Parts) -> Iterator[Finding]:
     wanted = {"comm", *(("reduce", "steps") if schedule.training else ())}
     for part in sorted(wanted - schedule.inserted):
         yield Finding("schedule", f"no {part} inserted", "what pipec.compiler.complete makes")
-    if wanted <= schedule.inserted and parts.changed("schedule"):
+    if wanted <= schedule.inserted and parts.has_changed("schedule"):
         try:
             for finding in broken(schedule):
                 yield Finding(f"schedule {schedule.name}", finding, "a legal order")

@@ -52,7 +52,7 @@ class Parts:
         schedule = self.plan.schedule
         return [] if schedule is None else [c for c in schedule.channels if c.kind is ChannelKind.H]
 
-    def changed(self, *fields: str) -> bool:
+    def has_changed(self, *fields: str) -> bool:
         """Whether any of these fields is another object than before the pass."""
         before = self.before
         return before is None or any(

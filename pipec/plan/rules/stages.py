@@ -14,7 +14,7 @@ from pipec.plan.rules.parts import Parts, PlanRule, mismatch, value_of
 _BUFFERS = (InputKind.BUFFER, InputKind.STATE)
 
 
-def _numbered(parts: Parts) -> Iterator[Finding]:
+def _check_numbers(parts: Parts) -> Iterator[Finding]:
     for position, stage in enumerate(parts.plan.stages):
         if stage.index != position:
             yield Finding(f"stage at position {position}", f"index {stage.index}", position)
@@ -46,8 +46,8 @@ def _follow_model(parts: Parts) -> Iterator[Finding]:
     made = stage_parts(plan.graph, plan.home, len(plan.stages), plan.channels)
     for stage, part in zip(plan.stages if plan.partition else (), made, strict=False):
         own = stage.graph
-        got = _said(Part(own, own.inputs, own.calls, own.outputs), own.nodes)
-        want = _said(part, part.read)
+        got = _describe(Part(own, own.inputs, own.calls, own.outputs), own.nodes)
+        want = _describe(part, part.read)
         for name in sorted(name for name in {**got, **want} if got.get(name) != want.get(name)):
             place = f"stage {stage.index}, {name}"
             yield Finding(place, got.get(name, "nothing"), want.get(name, "nothing of this name"))
@@ -55,7 +55,7 @@ def _follow_model(parts: Parts) -> Iterator[Finding]:
             yield Finding(f"stage {stage.index}", list(got), f"the order {list(want)}")
 
 
-def _said(part: Part, nodes: Mapping[str, fx.Node]) -> dict[str, str]:
+def _describe(part: Part, nodes: Mapping[str, fx.Node]) -> dict[str, str]:
     """What a graph reads, computes and yields, by name, in order, with its types."""
     read = [(i, nodes.get(i.node)) for i in part.inputs]
     found = {f"input {i.node}": f"{i.kind} {i.name}: {_type(n)}" for i, n in read}
@@ -128,7 +128,7 @@ def _graphs(parts: Parts) -> Iterator[tuple[str, Graph]]:
 
 
 RULES: dict[str, PlanRule] = {
-    "stages-are-numbered": _numbered,
+    "stages-are-numbered": _check_numbers,
     "partition-covers": _partition_covers,
     "stages-follow-model": _follow_model,
     "buffers-have-one-home": _buffers_have_one_home,

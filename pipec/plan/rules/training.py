@@ -8,7 +8,7 @@ import numpy.typing as npt
 from torch import fx
 
 from pipec.autodiff.recompute import is_random, views
-from pipec.graph.arguments import unchecked
+from pipec.graph.arguments import find_unchecked
 from pipec.graph.eager import eager_parts, is_tape
 from pipec.graph.finding import Finding
 from pipec.graph.ir import InputKind, OutputKind, nbytes
@@ -38,8 +38,8 @@ def _forward_keeps_ends(parts: Parts) -> Iterator[Finding]:
         own, F = parts.lowered[stage.index], graphs["F"]
         place = f"F of stage {stage.index}"
         for what, got, want in (
-            ("inputs", _read(F), _read(own)),
-            ("outputs", _yielded(F), _yielded(own)),
+            ("inputs", _list_reads(F), _list_reads(own)),
+            ("outputs", _list_yields(F), _list_yields(own)),
         ):
             if list(got) != list(want):
                 yield Finding(f"{place}, {what}", _names(got), _names(want))
@@ -50,12 +50,12 @@ def _forward_keeps_ends(parts: Parts) -> Iterator[Finding]:
 Ends = Mapping[tuple[str, str], object]
 
 
-def _read(graph: Lowered) -> Ends:
+def _list_reads(graph: Lowered) -> Ends:
     nodes = graph.nodes
     return {(i.kind, i.name): value_of(nodes[i.node]) for i in graph.inputs_of(*_STAGE_INPUTS)}
 
 
-def _yielded(graph: Lowered) -> Ends:
+def _list_yields(graph: Lowered) -> Ends:
     nodes = graph.nodes
     kinds = [k for k in OutputKind if k is not OutputKind.SAVED]
     return {(o.kind, o.name): value_of(nodes[o.node]) for o in graph.outputs_of(*kinds)}
@@ -65,10 +65,10 @@ def _names(ends: Ends) -> str:
     return ", ".join(f"{kind} {name}" for kind, name in ends)
 
 
-def _saved_values_agree(parts: Parts) -> Iterator[Finding]:
+def _check_saved(parts: Parts) -> Iterator[Finding]:
     """What B, I and W read was saved with that type and those strides; what is saved is read."""
     for stage, graphs in parts.trained:
-        F, I = _saved(graphs["F"]), _saved(graphs["I"])  # noqa: E741
+        F, I = _list_saved(graphs["F"]), _list_saved(graphs["I"])  # noqa: E741
         kept = {name: value for name, value in I.items() if name not in F}
         given = {"B": F, "I": F, "W": {**F, **kept}}
         for kind, source in given.items():
@@ -85,7 +85,7 @@ def _saved_values_agree(parts: Parts) -> Iterator[Finding]:
             yield Finding(f"I of stage {stage.index}, kept {name}", "no reader", "in W")
 
 
-def _saved(graph: Lowered) -> dict[str, object]:
+def _list_saved(graph: Lowered) -> dict[str, object]:
     nodes = graph.nodes
     return {o.name: value_of(nodes[o.node]) for o in graph.outputs_of(OutputKind.SAVED)}
 
@@ -137,9 +137,9 @@ def _backward_is_one(parts: Parts) -> Iterator[Finding]:
     """I and W together yield what B yields, each gradient by the same computation."""
     for stage, graphs in parts.trained:
         seen: dict[object, str] = {}
-        B, I = (_computed(graphs[k], seen, {}) for k in "BI")  # noqa: E741
+        B, I = (_express(graphs[k], seen, {}) for k in "BI")  # noqa: E741
         kept = {name: how for (kind, name), how in I.items() if kind is OutputKind.SAVED}
-        W = _computed(graphs["W"], seen, kept)
+        W = _express(graphs["W"], seen, kept)
         halves = {key: how for key, how in {**I, **W}.items() if key[0] in _GRADIENTS}
         place = f"stage {stage.index}"
         for kind, name in sorted(halves.keys() ^ B.keys()):
@@ -150,7 +150,7 @@ def _backward_is_one(parts: Parts) -> Iterator[Finding]:
             yield Finding(f"{place}, {kind} of {name}", got, "the same")
 
 
-def _computed(
+def _express(
     graph: Lowered, seen: dict[object, str], kept: Mapping[str, str]
 ) -> dict[tuple[OutputKind, str], str]:
     """How a graph computes each output, as a name: equal for equal expressions of its inputs."""
@@ -179,9 +179,9 @@ def _is_mask(argument: object) -> bool:
 def _backward_reads_the_stage(parts: Parts) -> Iterator[Finding]:
     """The weights that B, I and W read are weights of the stage, of their kinds and types."""
     for stage, graphs in parts.trained:
-        own = _read(parts.lowered[stage.index])
+        own = _list_reads(parts.lowered[stage.index])
         for kind in ("B", "I", "W"):
-            for (what, name), value in _read(graphs[kind]).items():
+            for (what, name), value in _list_reads(graphs[kind]).items():
                 place = f"{kind} of stage {stage.index}, {what} {name}"
                 if (what, name) not in own:
                     yield Finding(place, "nothing that the stage reads", "an input of the stage")
@@ -255,7 +255,7 @@ def _numbers_are_checked(parts: Parts) -> Iterator[Finding]:
         nodes, own = graph.nodes, F.nodes
         saved = {nodes[i.node]: own.get(i.name) for i in graph.inputs_of(InputKind.SAVED)}
         for node in graph.calls:
-            for found in unchecked(node, saved):
+            for found in find_unchecked(node, saved):
                 yield Finding(f"{place}, {found.place}", found.got, found.want)
 
 
@@ -268,7 +268,7 @@ def _random_values_are_drawn_once(parts: Parts) -> Iterator[Finding]:
                 yield Finding(place, "draws random numbers again", "what F has drawn, saved")
 
 
-def _recomputed_alike(parts: Parts) -> Iterator[Finding]:
+def _check_recomputed(parts: Parts) -> Iterator[Finding]:
     """What a backward computes again reads the weights that its forward has read."""
     order = parts.plan.schedule
     if order is None or not order.training or order.rule.alike:
@@ -316,9 +316,9 @@ def _versions(order: Schedule, rows: npt.NDArray[np.bool_]) -> Iterator[tuple[in
 
 RULES: dict[str, PlanRule] = {
     "all-are-differentiated": _all_are_differentiated,
-    "recomputed-alike": _recomputed_alike,
+    "recomputed-alike": _check_recomputed,
     "forward-keeps-ends": _forward_keeps_ends,
-    "saved-values-agree": _saved_values_agree,
+    "saved-values-agree": _check_saved,
     "gradients-arrive": _gradients_arrive,
     "gradients-fit": _gradients_fit,
     "backward-is-one": _backward_is_one,

@@ -16,12 +16,12 @@ import numpy as np
 
 from pipec.errors import ScheduleError
 from pipec.schedule.build import build
-from pipec.schedule.generators.flush import alternating, warmed_up
+from pipec.schedule.generators.flush import alternating, make_1f1b
 from pipec.schedule.schedule import LanePolicy, Placement, Schedule
 from pipec.schedule.versions import VersionRule
 
 
-def replicated(replicas: Sequence[int]) -> Placement:
+def place_replicas(replicas: Sequence[int]) -> Placement:
     """Stage after stage, each on the next ``replicas[s]`` devices."""
     firsts = np.cumsum([0, *replicas]).tolist()
     return Placement.together(
@@ -59,12 +59,12 @@ def pipedream(
     rows = []
     for stage, count in enumerate(counts):
         warm_up = (workers - 1 - sum(counts[:stage])) // count
-        rows += [warmed_up(stage, np.arange(r, microbatches, count), warm_up) for r in range(count)]
+        rows += [make_1f1b(stage, np.arange(r, microbatches, count), warm_up) for r in range(count)]
     return build(
         "pipedream",
         rows,
         microbatches,
-        placement=replicated(counts),
+        placement=place_replicas(counts),
         rule=VersionRule(sync, update_every),
         options={"replicas": counts, "update_every": update_every, "sync": sync},
     )

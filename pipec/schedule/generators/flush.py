@@ -27,7 +27,7 @@ def one_per_device(stages: int) -> Placement:
     return Placement.together(tuple((d,) for d in range(stages)))
 
 
-def warmed_up(stage: int, microbatches: np.ndarray, warm_up: int) -> Ops:
+def make_1f1b(stage: int, microbatches: np.ndarray, warm_up: int) -> Ops:
     """Forwards of ``warm_up`` microbatches, then one forward and one backward, then the rest.
 
     Args:
@@ -62,7 +62,7 @@ def alternating(
 ) -> Schedule:
     """1F1B with ``warm_up(stage)`` forwards ahead, one stage per device."""
     every = np.arange(microbatches)
-    rows = [warmed_up(s, every, warm_up(s)) for s in range(stages)]
+    rows = [make_1f1b(s, every, warm_up(s)) for s in range(stages)]
     place = one_per_device(stages)
     return build(name, rows, microbatches, placement=place, rule=rule, lanes=lanes, options=options)
 

@@ -12,11 +12,11 @@ Narayanan et al., SC'21 (depth first); Lamy-Poirier, MLSys'23 (breadth first); Q
 
 from pipec.errors import ScheduleError
 from pipec.schedule.build import build
-from pipec.schedule.generators.program import alternated
+from pipec.schedule.generators.program import alternate
 from pipec.schedule.schedule import Placement, Schedule
 
 
-def looped(stages: int, chunks: int) -> Placement:
+def loop_stages(stages: int, chunks: int) -> Placement:
     """Stage s on device ``s mod p``, where p = stages / chunks.
 
     Raises:
@@ -52,7 +52,7 @@ def interleaved(
     Raises:
         ScheduleError: Stages are no multiple of chunks, or an option has another value.
     """
-    place = looped(stages, chunks)
+    place = loop_stages(stages, chunks)
     devices = stages // chunks
     if order not in ("depth", "breadth") or (order == "breadth" and split):
         raise ScheduleError(
@@ -69,7 +69,7 @@ def interleaved(
         backward = [s for size in groups for s in reversed(held) for _ in range(size)]
         hops = (1 if split else 2) * (devices - 1 - rank)
         ahead = len(forward) if whole else min(len(forward), (chunks - 1) * max(groups) + hops)
-        rows.append(alternated(forward, backward, ahead, rank if split else None))
+        rows.append(alternate(forward, backward, ahead, rank if split else None))
     options = {"chunks": chunks, "order": order, "split": split}
     return build("interleaved", rows, microbatches, placement=place, options=options)
 

@@ -44,7 +44,7 @@ class Program:
         return self
 
 
-def alternated(
+def alternate(
     forward: list[int], backward: list[int], ahead: int, delay: int | None
 ) -> list[tuple[int, int, int]]:
     """``ahead`` forwards, then one forward and one backward, then the rest.

@@ -14,7 +14,7 @@ from pipec.schedule.generators.program import B, F, I, Program
 from pipec.schedule.schedule import Placement, Schedule
 
 
-def folded(stages: int) -> Placement:
+def fold_stages(stages: int) -> Placement:
     """The placement of the picture above.
 
     Raises:
@@ -32,7 +32,7 @@ def zbv(stages: int, microbatches: int) -> Schedule:
         stages: 2p.
         microbatches: M; from 2p - 1 on the pipe is full.
     """
-    place, devices = folded(stages), stages // 2
+    place, devices = fold_stages(stages), stages // 2
     full = max(2 * devices - 1, microbatches)
     rows = []
     for rank in range(devices):
@@ -74,7 +74,7 @@ def dualpipev(stages: int, microbatches: int) -> Schedule:
     Raises:
         ScheduleError: There are fewer microbatches than stages.
     """
-    place, devices = folded(stages), stages // 2
+    place, devices = fold_stages(stages), stages // 2
     if microbatches < stages:
         raise ScheduleError(
             "DualPipeV needs as many microbatches as stages",

@@ -11,7 +11,7 @@ Qi et al., ICLR'24 (ZB-H1, ZB-H2).
 from pipec.errors import ScheduleError
 from pipec.schedule.build import build
 from pipec.schedule.generators.flush import one_per_device
-from pipec.schedule.generators.program import alternated
+from pipec.schedule.generators.program import alternate
 from pipec.schedule.schedule import Schedule
 
 
@@ -33,6 +33,6 @@ def zb_h1(stages: int, microbatches: int, memory: int = 1) -> Schedule:
     for stage in range(stages):
         every, delay = [stage] * microbatches, stage if memory == 1 else 2 * stage + 1
         ahead = min(memory * (stages - 1 - stage), microbatches)
-        rows.append(alternated(every, every, ahead, delay))
+        rows.append(alternate(every, every, ahead, delay))
     place, options = one_per_device(stages), {"memory": memory}
     return build("zb-h1", rows, microbatches, placement=place, options=options)
