@@ -12,7 +12,7 @@ PAGE = Path(__file__).parent / "commands.md"
 HEAD = """# Commands
 
 What `pipec COMMAND --help` prints; `python docs/make_commands.py` rewrites this page. Every table
-has `--json` beside it. Exit status: 0 done, 1 a mistake or a limit that is told in one message, 2
+has `--json` beside it. Exit status: 0 done, 1 a mistake or a limit, reported in one message, 2
 wrong usage.
 
 `pipec.toml`, in the folder or in one above it, holds defaults of a project: one table per command,

@@ -34,7 +34,7 @@ def list_lines(lines: Sequence[object], most: int = 20) -> str:
 
 
 class PipecError(Exception):
-    """A mistake in the input or a limit that was met, told in full.
+    """A mistake in the input or a limit that was reached, described in full.
 
     Args:
         what: One sentence that says what went wrong.

@@ -135,7 +135,7 @@ def find_leftovers(folder: Path, prefix: str) -> list[Path]:
     """What processes that run no more have left: ``<prefix>.<process>.<any>[.<any>]``."""
     name = re.compile(rf"{re.escape(prefix)}\.(\d+)\.[^.]+(\.[^.]*)?")
     found = []
-    with suppress(OSError):  # a folder that cannot be read is told of by who writes to it
+    with suppress(OSError):  # who writes to a folder reports that it cannot be read
         found = [(p, name.fullmatch(p.name)) for p in folder.iterdir()]
     return [p for p, match in found if match and not _lives(int(match[1]))]
 

@@ -132,7 +132,7 @@ def load_class(group: str, name: str, base: type[_T]) -> type[_T]:
 
 
 def working(group: str, base: type[_T]) -> Iterator[type[_T]]:
-    """What is registered and can be loaded: a broken plug-in is told where it is named itself."""
+    """What is registered and can be loaded: a broken one is reported where it is named itself."""
     for name in entries(group):
         with suppress(PipecError):
             yield load_class(group, name, base)

@@ -102,12 +102,12 @@ def compile(  # noqa: A001
         raise PipecError("a loss is for training", got="loss beside training=False")
     sizes = {name: tuple(shape) for name, shape in (shapes or {}).items()}
     fixed = {name: tuple(values) for name, values in (bind or {}).items()}
-    told = LoadOptions(
+    options = LoadOptions(
         sizes, fixed, training=training, trust=trust, seed=seed, autocast=autocast,
         **backend.reads,
         eager=((AUTO,) if eager else ()) if isinstance(eager, bool) else _as_patterns(eager),
     )  # fmt: skip
-    return request.plan(*_read_model(model, inputs, loss, told))
+    return request.plan(*_read_model(model, inputs, loss, options))
 
 
 @check_arguments
@@ -192,12 +192,12 @@ def _cluster(backend: Backend, devices: Devices | None) -> Cluster:
 
 
 def _read_model(
-    model: Model, inputs: object, loss: object, told: LoadOptions
+    model: Model, inputs: object, loss: object, options: LoadOptions
 ) -> tuple[Loaded, str, LoadOptions]:
     """A model, where it can be read again (empty: nowhere), and how it was read."""
-    told = replace(told, loss=loss if isinstance(loss, str) else "")
-    loaded = read_model(model, inputs, loss, told)
-    return loaded, "" if loaded.graph.source.kind == "memory" else str(model), told
+    options = replace(options, loss=loss if isinstance(loss, str) else "")
+    loaded = read_model(model, inputs, loss, options)
+    return loaded, "" if loaded.graph.source.kind == "memory" else str(model), options
 
 
 def _name_of(schedule: str | Callable[..., object]) -> str:

@@ -31,8 +31,8 @@ def read_model(model: Model, inputs: object, loss: object, options: LoadOptions)
         FrontendError: It is none of these, or cannot be read.
     """
     if isinstance(model, Loaded):
-        told = {n: v for n, v in vars(options).items() if n not in ("open", "trust", "training")}
-        given = [n for n, v in told.items() if v != getattr(LoadOptions(), n)]
+        used = {n: v for n, v in vars(options).items() if n not in ("open", "trust", "training")}
+        given = [n for n, v in used.items() if v != getattr(LoadOptions(), n)]
         given += [n for n, v in (("inputs", inputs), ("loss", loss)) if v is not None]
         if given:
             what = "the model was read before, so this has no effect"

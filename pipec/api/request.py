@@ -132,7 +132,7 @@ class Request:
         self,
         loaded: Loaded,
         spec: str,
-        told: LoadOptions,
+        options: LoadOptions,
         *,
         observe: Observer | None = None,
         search: Callable[[Search], Plan] = lambda search: search.run()[1],
@@ -142,15 +142,15 @@ class Request:
         Args:
             loaded: The model.
             spec: Where it is read again with another batch; empty if it cannot be.
-            told: How it was read.
-            observe: Told after every pass.
+            options: How it was read.
+            observe: Called after every pass.
             search: Runs an exploration.
 
         Raises:
             PipecError: An option has no effect as the model has no loss.
         """
         if self.explores and loaded.graph.outputs_of(OutputKind.LOSS):
-            return search(self.search(loaded, spec, told))
+            return search(self.search(loaded, spec, options))
         if self.batch is not None or self.asynchronous:
             raise PipecError(
                 "this option has no effect on a model without a loss",
@@ -163,10 +163,10 @@ class Request:
             options=settings, observe=observe,
         )  # fmt: skip
 
-    def search(self, loaded: Loaded, spec: str, told: LoadOptions) -> Search:
+    def search(self, loaded: Loaded, spec: str, options: LoadOptions) -> Search:
         """The exploration of all that is left open; arguments as of `plan`."""
         return Search(
-            Rebatched(loaded.graph, spec, told), self._add_costs(), self.backend.name,
+            Rebatched(loaded.graph, spec, options), self._add_costs(), self.backend.name,
             batch=self.batch, schedules=self.schedules, stages=self.stages,
             microbatches=self.microbatches, costs=self._costs(loaded),
             settings=self._settings(loaded), cached=self.cached, asynchronous=self.asynchronous,

@@ -17,8 +17,8 @@ def trainable(graph: Graph) -> frozenset[str]:
 
 
 def _learns(weight: Tensor) -> bool:
-    said = weight.requires_grad or not isinstance(weight, nn.Parameter)
-    return said and (weight.is_floating_point() or weight.is_complex())
+    trained = weight.requires_grad or not isinstance(weight, nn.Parameter)
+    return trained and (weight.is_floating_point() or weight.is_complex())
 
 
 def needs_grad(graph: Graph) -> frozenset[str]:

@@ -47,11 +47,11 @@ def draws_of(node: fx.Node) -> int:
     op = node.target
     if not isinstance(op, OpOverload) or torch.Tag.nondeterministic_seeded not in op.tags:
         return 0
-    told = bind(node)
-    if told.get("dropout_p") == 0.0 or not told.get("train", True) or told.get("draws") is False:
+    args = bind(node)
+    if args.get("dropout_p") == 0.0 or not args.get("train", True) or args.get("draws") is False:
         return 0
-    if "num_layers" in told:
-        return int(told["num_layers"]) - 1 if told["dropout"] else 0
+    if "num_layers" in args:
+        return int(args["num_layers"]) - 1 if args["dropout"] else 0
     return 1
 
 

@@ -67,7 +67,7 @@ def refuse(options: Iterable[str], why: str, *, unless: bool = False) -> None:
         click.UsageError: Naming those that were given.
     """
     ctx = click.get_current_context()
-    told = {n for n in options if ctx.get_parameter_source(n) is ParameterSource.COMMANDLINE}
-    given = [p.opts[-1] for p in ctx.command.get_params(ctx) if p.name in told]
+    typed = {n for n in options if ctx.get_parameter_source(n) is ParameterSource.COMMANDLINE}
+    given = [p.opts[-1] for p in ctx.command.get_params(ctx) if p.name in typed]
     if given and not unless:
         raise click.UsageError(f"{', '.join(given)}: {why}", ctx)

@@ -94,7 +94,7 @@ def command(ctx: click.Context, /, **given: Any) -> None:
     Without -o the plan is made, checked and shown, and nothing is written; without devices it is
     for two of the target's kind.
     """
-    console, out = progress(given["told"]), given["output"]
+    console, out = progress(given["verbosity"]), given["output"]
     if given["force"] and out is None:
         raise click.UsageError("--force goes with -o")
     settings = own_settings(ctx, given)
@@ -120,18 +120,18 @@ def command(ctx: click.Context, /, **given: Any) -> None:
 
 
 def _compile(request: Request, given: dict[str, Any], console: Console) -> Plan:
-    request.pipeline()  # a mistake in it is told before the model is read
+    request.pipeline()  # a mistake in it is reported before the model is read
     if given["output"] is not None:
         check_target(given["output"], force=given["force"])
-    told = replace(load_options(given), **request.backend.reads)
+    options = replace(load_options(given), **request.backend.reads)
     with console.status(f"reading {given['model']}"):
-        loaded = load(given["model"], told)
+        loaded = load(given["model"], options)
     trains = bool(loaded.graph.outputs_of(OutputKind.LOSS))
     if trains and given["training"] is None and not given["loss"]:
         console.print("for training, as the factory returns a loss; --inference: forward alone")
     if trains and request.explores:
         return request.plan(
-            loaded, given["model"], told, search=lambda search: run_watched(search, console)[1]
+            loaded, given["model"], options, search=lambda search: run_watched(search, console)[1]
         )
     with console.status("compiling") as status:
 
@@ -144,7 +144,7 @@ def _compile(request: Request, given: dict[str, Any], console: Console) -> Plan:
                 console.print(f"after {done}")
                 console.print(plan_to_python(plan), highlight=False, soft_wrap=True, markup=False)
 
-        return request.plan(loaded, given["model"], told, observe=observe)
+        return request.plan(loaded, given["model"], options, observe=observe)
 
 
 def _cluster(backend: Backend, given: dict[str, Any], console: Console) -> Cluster:

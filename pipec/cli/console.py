@@ -50,22 +50,22 @@ def has_width(console: Console) -> bool:
 
 
 def progress_options(function: _F) -> _F:
-    """Add ``-q`` and ``-v``: the value ``told``, which `progress` reads; the last one counts."""
+    """Add ``-q`` and ``-v``: ``verbosity``, which `progress` reads; the last one counts."""
     for short, name, text in (
         ("-v", "--verbose", "Print every step with its time, to standard error."),
         ("-q", "--quiet", "Print results and errors only."),
     ):
-        function = click.option(short, name, "told", flag_value=name, help=text)(function)
+        function = click.option(short, name, "verbosity", flag_value=name, help=text)(function)
     return function
 
 
-def progress(told: str | None) -> Console:
+def progress(option: str | None) -> Console:
     """Standard error, as ``-q`` and ``-v`` want it: `Console.status` says what is being done.
 
     Texts are printed as they are: a name in brackets is no markup.
     """
-    kind = _Verbose if told == "--verbose" else _Progress
-    console = kind(stderr=True, quiet=told == "--quiet", markup=False, emoji=False)
+    kind = _Verbose if option == "--verbose" else _Progress
+    console = kind(stderr=True, quiet=option == "--quiet", markup=False, emoji=False)
     console.push_render_hook(_Escaping())
     return console
 
@@ -80,9 +80,9 @@ class _Spinner(Status):
         super().update(_text(status))
 
 
-def _text(told: RenderableType | None) -> RenderableType:
+def _text(text: RenderableType | None) -> RenderableType:
     """A text for rich's spinners, which read markup in strings whatever the console says."""
-    return Text(terminal(told)) if isinstance(told, str) else told or ""
+    return Text(terminal(text)) if isinstance(text, str) else text or ""
 
 
 class _Verbose(Console):

@@ -1,4 +1,4 @@
-"""What can be refused before torch is imported: a path that is not there, answered at once."""
+"""What can be refused before torch is imported: a path that is not there, reported at once."""
 
 import difflib
 import re

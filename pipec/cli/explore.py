@@ -79,15 +79,15 @@ def command(ctx: click.Context, /, **given: Any) -> None:
     among those of training, so it is never slower than these.
     `pipec compile --schedule auto` writes the plan that is chosen here.
     """
-    console = progress(given["told"])
+    console = progress(given["verbosity"])
     search = _search(given, own_settings(ctx, given), console)
     exploration, plan = run_watched(search, console)
     layout = given["beside"]
     beside = judge(layout, search.maker(), exploration, plan) if layout else None
     if given["as_json"]:
         tried = exploration.to_json()
-        told = {"candidates": tried, "beside": beside.to_json()} if beside else tried
-        click.echo(json.dumps(told, indent=2))
+        result = {"candidates": tried, "beside": beside.to_json()} if beside else tried
+        click.echo(json.dumps(result, indent=2))
         return
     print_exploration(exploration, output(), given["top"])
     if beside:

@@ -47,7 +47,7 @@ def _openvino(plan: Plan, _: Path) -> str:
     """The device of every operation, for OpenVINO's plug-in HETERO."""
     if plan.graph.source.kind != "onnx":
         raise PartitionError(
-            "OpenVINO is told devices of the nodes of an ONNX file",
+            "OpenVINO takes devices for the nodes of an ONNX file",
             got=plan.graph.source.location,
             hint="compile the .onnx that OpenVINO reads",
         )

@@ -58,7 +58,7 @@ class _LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find a subcommand; a path that is not there is told before anything is imported."""
+        """Find a subcommand; a path that is not there is reported before anything is imported."""
         if args and args[0] in _COMMANDS:
             check_first(args[0], args[1:])
         elif args and not args[0].startswith("-"):
@@ -97,7 +97,7 @@ class _LazyGroup(click.Group):
 def cli() -> None:
     """A compiler toolkit for pipeline-parallel DNN training and inference.
 
-    Exit status: 0 done, 1 a mistake or a limit that is told in one message, 2 wrong usage.
+    Exit status: 0 done, 1 a mistake or a limit, reported in one message, 2 wrong usage.
     """
 
 

@@ -203,11 +203,11 @@ def _devices(workload: "Workload", given: dict[str, Any]) -> "list[Device]":
     )  # fmt: skip
     if given["chunks"] > 1:
         cpus = cpus or 0
-    for name, count, told in (
+    for name, count, default in (
         ("--devices", devices, workload.accelerators),
         ("--cpus", cpus, workload.cpus),
     ):
-        wanted = told if count is None else count
+        wanted = default if count is None else count
         if not 0 <= wanted <= size:
             raise PartitionError(
                 "a number of devices must be between 0 and the number of nodes",

@@ -75,7 +75,7 @@ def command(model: str, **given: Any) -> None:
         return
     refuse(_OF_A_DIRECTORY, "only for a directory that `pipec compile` wrote")
     kind = str(given["kind"] or this_kind(device)).lower()
-    console = progress(given["told"])
+    console = progress(given["verbosity"])
     with console.status(f"reading {model}"):
         target = load_backend(given["target"])
         loaded = load(model, replace(load_options(given), **target.reads))
@@ -136,8 +136,8 @@ def _summary(loaded: Loaded, table: CostTable, kind: str, heaviest: int) -> None
     forward, backward = table.of(kind), table.backward.get(kind, {})
     seconds = {name: s + backward.get(name, 0.0) for name, s in forward.items()}
     total, back = sum(seconds.values()), sum(backward.values())
-    told = f", {show(back, 's')} of it backward" if backward else ""
-    click.echo(f"{len(seconds)} nodes, {show(total, 's')} in all{told}")
+    part = f", {show(back, 's')} of it backward" if backward else ""
+    click.echo(f"{len(seconds)} nodes, {show(total, 's')} in all{part}")
     nodes = loaded.graph.nodes
     for name in sorted(seconds, key=lambda n: -seconds[n])[:heaviest]:
         share = seconds[name] / total if total else 0.0

@@ -89,8 +89,8 @@ def apply_defaults(
             values[str(option.name)] = value
     if values:
         ctx.default_map = {name: values}
-        told = ", ".join(f"{key} = {table[key]!r}" for key in table if options[key].name in values)
-        click.echo(f"defaults of {file}: {told}", err=True)
+        pairs = ", ".join(f"{key} = {table[key]!r}" for key in table if options[key].name in values)
+        click.echo(f"defaults of {file}: {pairs}", err=True)
 
 
 def _options(command: click.Command) -> dict[str, click.Option]:

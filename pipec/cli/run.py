@@ -82,7 +82,7 @@ def _batch(plan: Plan, given: dict[str, Any]) -> Batch:
 
 
 def _check_batch(plan: Plan, batch: Batch, spec: str) -> Batch:
-    """The same batches; what is in them and no input of the model is told, in training refused."""
+    """The same batches; what is no input of the model is reported, or in training refused."""
     known = [i.name for i in plan.graph.inputs_of(InputKind.INPUT)]
 
     def check(number: int) -> Mapping[str, Tensor]:

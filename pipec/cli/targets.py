@@ -51,7 +51,7 @@ def target_of_plan(words: list[str]) -> str | None:
             try:
                 return str(json.loads(read_data(file))["target"])
             except (OSError, ValueError, KeyError, TypeError, RecursionError):
-                return None  # what is wrong with it is told when it is read
+                return None  # what is wrong with it is reported when it is read
     return None
 
 
@@ -132,16 +132,16 @@ def _options(declared: type[Options]) -> list[click.Option]:
 
 
 def _option(field: "dataclasses.Field[Any]") -> click.Option:
-    told, name = field.metadata, f"--{field.name.replace('_', '-')}"
+    meta, name = field.metadata, f"--{field.name.replace('_', '-')}"
     if isinstance(field.default, bool):
-        return click.Option([name], is_flag=True, default=field.default, help=told["help"])
-    bare = {} if told["bare"] is None else {"is_flag": False, "flag_value": told["bare"]}
+        return click.Option([name], is_flag=True, default=field.default, help=meta["help"])
+    bare = {} if meta["bare"] is None else {"is_flag": False, "flag_value": meta["bare"]}
     return click.Option(
         [name],
-        type=_kind(field.type, told["least"]),
+        type=_kind(field.type, meta["least"]),
         default=field.default,
         show_default=field.default not in (None, ""),
-        help=told["help"],
+        help=meta["help"],
         **bare,
     )
 

@@ -61,23 +61,23 @@ def command(directory: Path, **given: Any) -> None:
         check_runnable(directory, None, plan.target, None, trust=trust)
         _check_cycles(plan, directory, as_json=as_json)
         return
-    console = progress(given["told"])
+    console = progress(given["verbosity"])
     record = read_manifest(directory)
     source = source_of(record)
     check_runnable(directory, source, str(record.get("target")), model, trust=trust)
     reading = f"reading {model or source.location}"
     # Whatever the model's own code prints must not end up in our output.
     with console.status(reading) as status, contextlib.redirect_stdout(sys.stderr):
-        told = {"progress": status.update, **{n: given[n] for n in ("seed", "tolerance")}}
+        keywords = {"progress": status.update, **{n: given[n] for n in ("seed", "tolerance")}}
         reference = reload(source, spec=model, trust=trust)
         if given["chain"] is None:
-            report = verify_artifacts(directory, reference, allowed=allowed, **told)
+            report = verify_artifacts(directory, reference, allowed=allowed, **keywords)
         else:
             plan = load_plan(directory, allowed=allowed)
             target = load_backend(plan.target)
             if not isinstance(target, Streams):
                 raise lacking(target, Streams, "--chain")
-            report = target.verify_chain(plan, directory, reference, given["chain"], **told)
+            report = target.verify_chain(plan, directory, reference, given["chain"], **keywords)
     _show(report.to_json(), lambda: print_report(report, output()), as_json=as_json)
     if not report.ok:
         raise SystemExit(1)
@@ -88,8 +88,8 @@ def _check_cycles(plan: Plan, directory: Path, *, as_json: bool) -> None:
     if not isinstance(target, Cycles):
         raise lacking(target, Cycles, "--timed")
     found = target.check_cycles(plan, directory)
-    told = [c.to_json() for c in found]
-    _show(told, lambda: print_checks(found, output()), as_json=as_json)
+    rows = [c.to_json() for c in found]
+    _show(rows, lambda: print_checks(found, output()), as_json=as_json)
     if not all(c.ok for c in found):
         raise SystemExit(1)
 

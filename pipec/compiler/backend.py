@@ -48,8 +48,8 @@ class Emitted:
     axes: Axes = field(default_factory=Axes)
 
     def __post_init__(self) -> None:
-        told = [self.tolerance, *(bound.relative for bound in self.bounds.values())]
-        wrong = [t for t in told if not 0 <= t <= 1]
+        limits = [self.tolerance, *(bound.relative for bound in self.bounds.values())]
+        wrong = [t for t in limits if not 0 <= t <= 1]
         if wrong:
             raise BackendError(
                 "nothing could be verified with such a tolerance", got=wrong[0], want="0 to 1"
@@ -64,8 +64,8 @@ class Backend(ABC):
 
     Attributes:
         name: What ``--target`` calls it.
-        options: What `pipec compile` may be told for this target alone.
-        run_options: What `pipec run` may be told for this target alone.
+        options: The options of `pipec compile` for this target alone.
+        run_options: The options of `pipec run` for this target alone.
         route: How a value that skips stages travels: ``direct``, or ``relay`` from stage to stage
             where devices form a chain.
         fused_attention: Whether its stages can train with torch's fused kernels of attention.
@@ -133,7 +133,7 @@ class Backend(ABC):
 
         Args:
             plan: As loaded from its directory, with a schedule.
-            job: What `pipec run` was told.
+            job: The options of `pipec run`.
 
         Raises:
             BackendError: The plan trains, which this engine cannot, or a stage fails.

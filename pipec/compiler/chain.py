@@ -27,7 +27,7 @@ def run_chain(
         plan: What was emitted.
         runners: One per stage.
         inputs: The model's inputs by name.
-        progress: Told what is being done.
+        progress: Called with what is being done.
 
     Raises:
         BackendError: A stage does not yield what it should.

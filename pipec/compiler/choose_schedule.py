@@ -38,7 +38,7 @@ def choose_schedule(
         All of them, the chosen one first. None that fits is predicted to be faster.
 
     Raises:
-        ScheduleError: None fits the plan; what came closest is told.
+        ScheduleError: None fits the plan; the message names what came closest.
     """
     played = [_play(plan, name, schedule) for name, schedule in schedules.items()]
     best = min(played, key=lambda p: p.order)

@@ -10,7 +10,7 @@ _HUGE = 1e30
 """Masks fill with numbers like -3.4e38: such elements count one by one, not in the scale."""
 
 _ORDERED = (torch.float32, torch.float64, torch.int8, torch.uint8, torch.int32, torch.int64)
-"""Dtypes of which equal tensors are told at once."""
+"""Dtypes of which equal tensors are recognised at once."""
 
 INCOMPARABLE = sys.float_info.max
 """The error of what cannot be compared: finite, so that it is JSON."""

@@ -5,7 +5,7 @@
    below the best prediction: this one is optimal, and that is a proof. If none of many fits, those
    with the most room are predicted too.
 2. Else the cut with the least largest load is improved: boundaries move along its order while the
-   bound falls, and the best of what was met is predicted.
+   bound falls, and the best of the cuts found is predicted.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -248,7 +248,7 @@ class CutSearch:
 
     def _near(self, seeds: Sequence[IntArray]) -> IntArray:
         """Cuts that come of moving boundaries while the bound falls."""
-        met: list[IntArray] = []
+        seen: list[IntArray] = []
         for seed in seeds:
             stage = self.units.stages(seed)
             rank = np.empty(self.units.size, np.int64)
@@ -260,13 +260,13 @@ class CutSearch:
                 cuts = _along(order, [here, *_moves(here, len(order))])
                 full = self._fullness(cuts)
                 bounds = np.where(full <= 1, self._bounds(cuts), _OVER * full)
-                met.append(cuts[np.argsort(bounds, kind="stable")[:16]])
+                seen.append(cuts[np.argsort(bounds, kind="stable")[:16]])
                 k = int(np.argmin(bounds))
                 if not bounds[k] < value * _BELOW:
                     break
                 value = float(bounds[k])
                 here = tuple(np.searchsorted(cuts[k][order], range(1, self._stages)).tolist())
-        return np.unique(np.concatenate(met), axis=0)
+        return np.unique(np.concatenate(seen), axis=0)
 
     def _bounds(self, cuts: IntArray) -> FloatArray:
         ahead, back = map(partial(self._crossing, cuts), self._edges, self._place.sides)
@@ -426,11 +426,11 @@ class CutSearch:
         if stuck and closest == inf:
             return PartitionError(f"{what} runs without a deadlock", where=stuck[0].where,
                                   got=stuck[0].got, hint="another schedule")  # fmt: skip
-        told = f"{closest:.0%} of its memory" if closest < inf else "more than a device has"
+        need = f"{closest:.0%} of its memory" if closest < inf else "more than a device has"
         return PartitionError(
             f"{what} fits the memory of the devices",
             where=f"schedule {self.compute.name}, {self.compute.microbatches} microbatches",
-            got=f"the fullest device of the nearest of {cuts} cuts needs {told}",
+            got=f"the fullest device of the nearest of {cuts} cuts needs {need}",
             want="at most 100%" + (", which no contiguous cut meets" if proven else ""),
             hint="--schedule auto (recomputes, offloads), smaller microbatches, or more devices",
         )

@@ -29,14 +29,14 @@ def option(
     """A field of `Options`.
 
     Args:
-        default: Its value where nothing is said.
+        default: Its value where the option is not given.
         text: What `--help` says of it.
         explored: Whether it changes what `pipec explore` predicts, which then takes it too.
         least: The smallest number that is allowed.
         bare: The value where the option is given without one.
     """
-    told = {"help": text, "explored": explored, "least": least, "bare": bare}
-    return dataclasses.field(default=default, metadata=told)
+    meta = {"help": text, "explored": explored, "least": least, "bare": bare}
+    return dataclasses.field(default=default, metadata=meta)
 
 
 def defaults(options: type[Options], given: Mapping[str, object]) -> dict[str, object]:

@@ -26,7 +26,7 @@ def default_passes(
     offload: Sequence[str] = (),
     offload_optimizer: bool = False,
 ) -> list[Pass]:
-    """What ``pipec compile`` runs unless it is told otherwise.
+    """The passes that ``pipec compile`` runs by default.
 
     Args:
         stages: Number of stages; as many as fill the devices if not given.
@@ -68,7 +68,7 @@ def make_plan(
         passes: The pipeline; `default_passes` if not given.
         costs: Measured costs, instead of a model's.
         options: What passes and the backend must remember, such as ``precision``.
-        observe: Told after every pass.
+        observe: Called after every pass.
 
     Raises:
         PipecError: Whatever a pass, the verifier or the backend found.

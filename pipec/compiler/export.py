@@ -162,7 +162,7 @@ def _megatron(split: Split) -> str:
 
 
 def _deepspeed(split: Split) -> str:
-    """A PipelineModule that is cut where it is told, for a list of exactly these layers."""
+    """A PipelineModule that is cut like the split, for a list of exactly these layers."""
     ends = [0, *np.cumsum([len(part) for part in split.parts]).tolist()]
     return "\n".join(
         [

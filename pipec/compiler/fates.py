@@ -1,4 +1,4 @@
-"""What becomes of saved values, and what a plan then takes: told without making its graphs."""
+"""What becomes of saved values, and what a plan then takes, without making its graphs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -49,7 +49,7 @@ def host_slots(stage: int, training: Training, fates: Fates) -> list[HostSlot]:
 
 
 @dataclass(frozen=True)
-class Told:
+class Forecast:
     """A stage whose values have some fates.
 
     Attributes:
@@ -75,7 +75,7 @@ class Foresight:
 
     def __init__(self, plan: Plan, schedule: Schedule) -> None:
         self.plan, self.schedule = plan, schedule
-        self._told: dict[tuple[int, Fates], Told] = {}
+        self._known: dict[tuple[int, Fates], Forecast] = {}
         self._prepared: dict[tuple[tuple[int, ...], ...], Prepared] = {}
 
     def timeline(self, chosen: Sequence[Fates]) -> Timeline:
@@ -84,15 +84,15 @@ class Foresight:
         Args:
             chosen: What becomes of the values of each stage.
         """
-        told = [self.forecast(s, fates) for s, fates in enumerate(chosen)]
+        found = [self.forecast(s, fates) for s, fates in enumerate(chosen)]
         plan_channels = self.plan.channels
         facts = replace(
             self.facts,
-            stages=tuple(t.facts for t in told),
-            moved_for_w={name: size for t in told for name, size in t.for_w.items()},
-            saved_too=tuple(c.name for c in plan_channels if c.value in told[c.src].saved),
+            stages=tuple(t.facts for t in found),
+            moved_for_w={name: size for t in found for name, size in t.for_w.items()},
+            saved_too=tuple(c.name for c in plan_channels if c.value in found[c.src].saved),
         )
-        slots = host_channels([slot for t in told for slot in t.slots])
+        slots = host_channels([slot for t in found for slot in t.slots])
         return timeline_of(facts, self._with(slots, chosen))
 
     def _with(self, slots: list[Channel], chosen: Sequence[Fates]) -> Prepared:
@@ -105,20 +105,20 @@ class Foresight:
         sizes = {c.name: c for c in slots}
         return like.resize([sizes.get(c.name, c) for c in like.schedule.channels])
 
-    def forecast(self, stage: int, fates: Fates) -> Told:
+    def forecast(self, stage: int, fates: Fates) -> Forecast:
         """What is known of a stage."""
-        if (stage, fates) not in self._told:
-            self._told[stage, fates] = self._tell(stage, fates)
-        return self._told[stage, fates]
+        if (stage, fates) not in self._known:
+            self._known[stage, fates] = self._forecast(stage, fates)
+        return self._known[stage, fates]
 
-    def _tell(self, stage: int, fates: Fates) -> Told:
+    def _forecast(self, stage: int, fates: Fates) -> Forecast:
         work, before = self.works[stage], self.facts.stages[stage]
         again = self.rewrites[stage].of(fates.recompute)
         slots = host_slots(stage, work.training, fates)
         gone = {name for slot in slots for name in slot.values}
         stay = {name: size for name, size in again.saved.items() if name not in gone}
         left = sum(size for name, size in again.for_w.items() if name not in gone)
-        return Told(
+        return Forecast(
             replace(
                 before,
                 cost=self.rewrites[stage].cost(

@@ -2,7 +2,7 @@
 
 Each stage is a `pipec.residency` problem: its saved values, how many of its microbatches are in
 flight, and what may be held of them. The finished plan is simulated; where a device is fuller than
-its limit its stages are told to hold less, until it fits or they cannot:
+its limit its stages get less room, until it fits or they cannot:
 
 ```text
 room of a device ──► problems of its stages ──► choices ──► plan ──► simulated peak
@@ -54,7 +54,7 @@ class Residency(Fates):
     """What an optimiser made of the saved values of one stage.
 
     Attributes:
-        choice: Its answer: added time of the stage alone, and its bound.
+        choice: Its result: added time of the stage alone, and its bound.
     """
 
     choice: Choice
@@ -429,8 +429,8 @@ class Fit:
             except PipecError:
                 continue
             if (peaks <= self.limits).all():
-                told = format_options(other, mine if options is given else others)
-                return f"schedule {told} with {count} microbatches fits"
+                order = format_options(other, mine if options is given else others)
+                return f"schedule {order} with {count} microbatches fits"
         return None
 
     def _hint(self, plan: Plan) -> str:

@@ -66,10 +66,10 @@ def choose_inputs(
     tolerance: float,
     trials: int = 1,
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Inputs that the model as written takes and answers by finite, settled numbers.
+    """Inputs that the model as written takes and for which it yields finite, settled numbers.
 
     Seeds take the `KINDS` of floats in turn. A kind is passed over where the model as written
-    refuses it, answers with infinities that the example does not bring, or is so steep that as many
+    refuses it, yields infinities that the example does not yield, or is so steep that as many
     roundings of its inputs as there are trials move an output by more than the tolerance.
 
     Args:

@@ -1,4 +1,4 @@
-"""What `pipec run` is told whatever the target, and the engine of stages that run in a chain."""
+"""The options of `pipec run` for every target, and the engine of stages that run in a chain."""
 
 import json
 import time
@@ -29,7 +29,7 @@ from pipec.runtime.train import Rounds
 
 @dataclass(frozen=True)
 class Job:
-    """What `pipec run` was told.
+    """The options of `pipec run`.
 
     Attributes:
         directory: The plan.
@@ -78,7 +78,7 @@ class Job:
             )
 
     def observers(self) -> list[Observer]:
-        """Who is told of every round."""
+        """The observers of every round."""
         found: list[Observer] = [] if self.quiet else [self._print]
         if self.metrics:
             found.append(Steady(JsonLines(self.metrics), "--metrics", self.tell))
@@ -102,7 +102,7 @@ class Job:
             click.echo(f"wrote {path}")
 
     def tell(self, line: str) -> None:
-        """Say something about the run, among what is told of its rounds."""
+        """Print a warning about the run, between the lines about its rounds."""
         click.echo(json.dumps({"warning": line}) if self.as_json else f"warning: {terminal(line)}")
 
     def _print(self, step: Step) -> None:
@@ -150,8 +150,8 @@ class Chain:
             planned = {name: wanted.shape for name, wanted in self._types.items()}
             shapes = self._axes.shapes(planned, self._axes.sizes_of(inputs))
             for name, wanted in self._types.items():
-                asked = replace(wanted, shape=tuple(shapes[name]))
-                check_input(name, asked, inputs, self._first + k)
+                resized = replace(wanted, shape=tuple(shapes[name]))
+                check_input(name, resized, inputs, self._first + k)
             begin = time.perf_counter()
             for name, kind, _, value in run_chain(self.program.plan, self._stages, inputs):
                 if kind is OutputKind.OUTPUT:

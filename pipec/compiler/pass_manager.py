@@ -57,7 +57,7 @@ def run_passes(passes: Sequence[Pass], plan: Plan, observe: Observer | None = No
     Args:
         passes: The pipeline.
         plan: Where to start; it is checked too.
-        observe: Told after every pass.
+        observe: Called after every pass.
 
     Returns:
         The plan after the last pass.

@@ -282,8 +282,8 @@ class Profiler:
             )
             if messages is not None:
                 messages = replace(messages, slots=self._transport.slots)
-        told = exchange(to_builtins([mine, messages]))
-        parts, found = [convert(part, dict[str, StageCost]) for part, _ in told], told[0][1]
+        shared = exchange(to_builtins([mine, messages]))
+        parts, found = [convert(part, dict[str, StageCost]) for part, _ in shared], shared[0][1]
         return Profile(_merge(parts), convert(found, MessageCost | None))
 
 

@@ -32,7 +32,7 @@ from pipec.simulate.costs import takes_costs
 from pipec.simulate.timeline import Timeline
 
 LIMIT = "memory_limit"
-"""Name of the plan's option that remembers what a memory pass was told to keep."""
+"""Name of the plan's option that remembers the limit that a memory pass keeps."""
 
 
 def find_schedule(plan: Plan, generator: str, microbatches: int) -> Schedule:
@@ -82,12 +82,12 @@ def fit_memory(
             raise PassError("values that are named leave nothing to choose", got=got)
         return _with_named(plan, schedule, values, host=host)
     if plan.schedule is None and takes_costs(schedule.name):
-        told = f"generator={schedule.name} microbatches={schedule.microbatches}"
+        order = f"generator={schedule.name} microbatches={schedule.microbatches}"
         raise PassError(
             "an order that is made from costs would be another one once saved values are fitted",
             got=f"schedule {schedule.name} behind the memory pass",
             want="the order first, and the memory fitted to it",
-            hint=f"schedule{{{told}}} in front of the memory pass",
+            hint=f"schedule{{{order}}} in front of the memory pass",
         )
     if limit is not None:
         plan = plan.replace(options={**plan.options, LIMIT: float(limit)})
@@ -132,7 +132,7 @@ def state_rests(
 
 
 def check_limit(plan: Plan, timeline: Timeline) -> None:
-    """Refuse a schedule that takes more memory than a memory pass before it was told to keep.
+    """Refuse a schedule that takes more memory than the limit of a memory pass before it.
 
     Raises:
         PassError: What was fitted for one schedule does not fit the one that is run.

@@ -42,11 +42,11 @@ def compare_sizes(
         seed: Of the inputs.
         traced: Whether the stages of a quantised model are held against what is traced at these
             sizes: another engine rounds some values to the other side, and what follows differs.
-        progress: Told what is being done.
+        progress: Called with what is being done.
     """
     for sizes in axes.checked:
-        told = ", ".join(f"{n}={s}" for n, s in sizes.items())
-        progress(f"running the original model at {told}")
+        text = ", ".join(f"{n}={s}" for n, s in sizes.items())
+        progress(f"running the original model at {text}")
         examples = axes.resize(model.example_inputs, sizes)
         original = model.original
         try:
@@ -61,7 +61,7 @@ def compare_sizes(
         torch.manual_seed(seed)
         for name, kind, stage, got in run_chain(plan, stages, inputs, progress):
             if kind is OutputKind.OUTPUT:
-                label = f"{name} at {told}"
+                label = f"{name} at {text}"
                 yield sizes, compare(got, want[name], tolerance, name=label, kind=kind, stage=stage)
 
 
@@ -106,8 +106,8 @@ def check_sizes(
     wrong = [b for _, b in found if not b.ok]
     ran = [s for s in axes.checked if any(s == at for at, _ in found)]
     if wrong:
-        told = f"{wrong[0].name} is off by {wrong[0].relative_error:.2g}"
-        raise BackendError("the stages differ from the model as written", got=told)
+        got = f"{wrong[0].name} is off by {wrong[0].relative_error:.2g}"
+        raise BackendError("the stages differ from the model as written", got=got)
     if ran in ([], [ones]):
         raise BackendError("the model as written runs at no other size")
     return replace(axes, checked=tuple(ran))

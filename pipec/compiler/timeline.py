@@ -48,7 +48,7 @@ def timeline_of(facts: Facts, order: Schedule | Prepared) -> Timeline:
         order: With communication inserted.
 
     Raises:
-        ScheduleError: It deadlocks at the channels' depths; the shortest cycle of waits is told.
+        ScheduleError: It deadlocks at the channels' depths; the shortest cycle of waits is shown.
     """
     schedule = order.schedule if isinstance(order, Prepared) else order
     times = facts.times(schedule)

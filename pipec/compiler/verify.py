@@ -63,7 +63,7 @@ _Frame = tuple[int | None, Mapping[str, Tensor], dict[str, Tensor]]
 """The seed of inputs that were chosen for the model, inputs, what it makes of them."""
 _Ran = tuple[dict[Yield, Tensor], list[Comparison]]
 Progress = Callable[[str], None]
-"""Told what is being done."""
+"""Called with what is being done."""
 
 
 @runtime_checkable
@@ -158,7 +158,7 @@ def verify_artifacts(
         seed: Seed of the inputs.
         tolerance: Largest relative error; the backend's by default.
         allowed: Op namespaces beyond pipec's own that the plan may use.
-        progress: Told what is being done.
+        progress: Called with what is being done.
 
     Raises:
         PlanError: A file was changed, or the plan was made of another model.
@@ -192,7 +192,7 @@ def verify_stages(
         tolerance: Largest relative error of a floating point value; what the stages' numbers
             explain if not given.
         seed: Seed of the inputs and of random ops.
-        progress: Told what is being done.
+        progress: Called with what is being done.
 
     Raises:
         PlanError: The plan was made of another model.

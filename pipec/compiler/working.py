@@ -47,7 +47,7 @@ def together(training: Training) -> list[dict[int, float]]:
 
 
 class Rewritten:
-    """The graphs of a stage whose B, I and W compute some saved values again, told by their nodes.
+    """The graphs of a stage whose B, I and W compute some saved values again, by their nodes.
 
     Args:
         stage: The graphs as they are.

@@ -19,7 +19,7 @@ _ATTENTION = 2.5
 def needing_gradients(graph: Graph) -> frozenset[fx.Node]:
     """Trained parameters and the nodes that depend on them, of those with floating values.
 
-    A stricter answer, which takes a run of the graph, is `pipec.autodiff.needs.needs_grad`.
+    A stricter rule, which takes a run of the graph, is `pipec.autodiff.needs.needs_grad`.
     """
     nodes = graph.nodes
     found = {nodes[i.node] for i in graph.inputs_of(InputKind.PARAMETER)}

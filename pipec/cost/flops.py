@@ -71,7 +71,7 @@ class FlopCounter:
         return float(self.count(node)) or float(_largest(node))
 
     def is_guess(self, node: fx.Node, flops: float) -> bool:
-        """Whether so many FLOPs of an op from another package are one per element: nobody said."""
+        """Whether so many FLOPs of an op from another package are the default: one per element."""
         if not isinstance(node.target, OpOverload) or is_view(node.target):
             return False
         known = namespace_of(node.target) in OWN or is_composite(node.target)
@@ -173,8 +173,8 @@ def _group_mm(node: fx.Node) -> float:
 
 def _eager(node: fx.Node) -> float:
     """What was counted of a module that runs as it is."""
-    told: Any = node.args[4]
-    return float(told)
+    flops: Any = node.args[4]
+    return float(flops)
 
 
 def _integer_conv(node: fx.Node) -> float:

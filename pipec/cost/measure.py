@@ -29,7 +29,7 @@ _LAUNCHES, _BUSY = 4, 1_000_000
 """Runs of a node in a row on a GPU, and cycles before them: half a millisecond, to launch them in.
 """
 Progress = Callable[[str], None]
-"""Told the name of every node when it is done."""
+"""Called with the name of every node when it is done."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def measure_costs(
         inputs: Example inputs by name.
         kind: What the table calls the device.
         how: Device and number of runs.
-        progress: Told every node.
+        progress: Called with every node.
 
     Raises:
         CostError: As `measure`.
@@ -98,7 +98,7 @@ def measure(
         graph: What to run. Weights without data are replaced by random ones.
         inputs: Example inputs by name.
         how: Device and number of runs.
-        progress: Told every node.
+        progress: Called with every node.
 
     Returns:
         Node name to the median seconds of one run; 0 for nodes that only relabel memory. Backwards

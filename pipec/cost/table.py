@@ -113,8 +113,8 @@ class CostTable:
         """The table as plain data; what was not measured is left out."""
         rows = {name: list(asdict(cost).values()) for name, cost in self.nodes.items()}
         rest = to_builtins(replace(self, nodes={}))
-        told = {k: v for k, v in rest.items() if v or k in ("seconds", "method")}
-        return {"nodes": rows, **told}
+        used = {k: v for k, v in rest.items() if v or k in ("seconds", "method")}
+        return {"nodes": rows, **used}
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> "CostTable":

@@ -168,5 +168,5 @@ def _make_plan(maker: Maker, candidate: Candidate, layout: str, schedule: Schedu
 
 
 def _set_layout(p: Pass, layout: str) -> Pass:
-    """The pass that cuts is told the layout."""
+    """The pass that cuts, with the layout."""
     return cast("Pass", replace(cast("Any", p), layout=layout)) if p.name == "partition" else p

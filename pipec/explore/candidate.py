@@ -18,7 +18,7 @@ from pipec.schedule.registry import (
 INFERENCE = "inference"
 """The schedule of models without a loss."""
 CHUNKS = {"interleaved": 2, "zbv": 2, "dualpipev": 2}
-"""Schedules that give every device several stages, and how many if they are not told."""
+"""Schedules that give every device several stages, and how many by default."""
 APART = frozenset({"pipefb"})
 """Schedules that give every stage two devices, one of them for its backward."""
 PARTS = (2, 4)
@@ -79,9 +79,8 @@ class Candidate:
     @property
     def chunks(self) -> int:
         """Stages per device."""
-        chunks = parse_options(self.schedule, {}).get(
-            "chunks", CHUNKS.get(plain_name(self.schedule), 1)
-        )
+        default = CHUNKS.get(plain_name(self.schedule), 1)
+        chunks = parse_options(self.schedule, {}).get("chunks", default)
         assert isinstance(chunks, int)
         return chunks
 

@@ -41,7 +41,7 @@ class Exploration:
         """The fastest that fits.
 
         Raises:
-            PartitionError: Nothing fits; why the first candidate does not is told.
+            PartitionError: Nothing fits; the message says why the first candidate does not.
         """
         if self.predictions and self.predictions[0].possible:
             return self.predictions[0]

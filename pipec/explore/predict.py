@@ -118,7 +118,7 @@ class Predictor:
         return 0.0 if streams or not _traits(c.schedule, c.depth)[1] else self.guess(c) * _BELOW
 
     def predict(self, candidate: Candidate, bound: float = 0.0, below: float = inf) -> Prediction:
-        """Cut and time one candidate; what makes it impossible is told, not raised.
+        """Cut and time one candidate; what makes it impossible is returned, not raised.
 
         Args:
             candidate: What to predict.
@@ -220,7 +220,7 @@ def _traits(schedule: str, depth: int) -> tuple[bool, bool]:
     """
     try:
         made = generate(schedule, depth, 2 * depth)
-    except PipecError:  # it is told when the candidate is predicted
+    except PipecError:  # it is reported when the candidate is predicted
         return True, True
     kinds = set(made.kind.tolist())
     return ActionKind.W in kinds, made.lanes.compute != "split" and not made.placement.separate

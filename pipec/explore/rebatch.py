@@ -66,5 +66,5 @@ class Rebatched:
             for i in self.graph.inputs_of(InputKind.INPUT)
         }
         shapes = {n: (samples, *s[1:]) for n, s in inputs.items() if s[:1] == (batch,)}
-        told = replace(self.options, shapes={**self.options.shapes, **shapes})
-        return load(self.spec, told).graph
+        options = replace(self.options, shapes={**self.options.shapes, **shapes})
+        return load(self.spec, options).graph

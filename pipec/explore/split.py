@@ -22,7 +22,7 @@ def split_candidates(maker: Maker, base: Candidate) -> Iterator[Candidate]:
     names = [p.name for p in passes]
     try:
         whole = maker.make(base, passes=passes[: names.index("partition") + 1])
-    except PipecError:  # that it cannot be cut is told of the candidate itself
+    except PipecError:  # the candidate itself reports that it cannot be cut
         return
     assert whole.partition is not None
     assert whole.costs is not None

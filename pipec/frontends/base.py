@@ -22,7 +22,7 @@ AUTO = "auto"
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """What a front end is told besides the model.
+    """The options of a front end.
 
     Attributes:
         shapes: Shape per input name, for dimensions that the model file leaves open.
@@ -67,7 +67,7 @@ class LoadOptions:
         return bool(self.training or self.scored)
 
     def decide_training(self, *, brings_loss: bool = False) -> "LoadOptions":
-        """The same, with ``training`` decided: whether there is a loss, where nobody said."""
+        """The same, with ``training`` decided: by default, whether there is a loss."""
         if self.training is not None:
             return self
         return replace(self, training=brings_loss or bool(self.loss))

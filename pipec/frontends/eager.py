@@ -350,10 +350,10 @@ def _flops(call: EagerCall, given: Sequence[Tensor]) -> int:
     return int(counter.get_total_flops())
 
 
-def _key(call: EagerCall, said: str) -> str:
+def _key(call: EagerCall, place: str) -> str:
     """A digest of all that says what a call does: a plan that is read again asks for this call."""
     code = sorted(f"{k.__qualname__} {_code(k)}" for k in {type(m) for m in call.training})
-    what = (said, list(call.training.values()), code)
+    what = (place, list(call.training.values()), code)
     return hashlib.sha256(repr(what).encode()).hexdigest()[:16]
 
 

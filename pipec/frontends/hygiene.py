@@ -218,8 +218,8 @@ class _Copy:
         if (n.target in self.identity and _same(n, n.args[0])) or _is_detached_twice(n):
             self.env[n] = self.env[n.args[0]]  # type: ignore[index]
             return
-        told = self.naming.origin(n) if self.naming.origin is not None else None
-        origin = told or module_origin(n, self.naming.prefix)
+        known = self.naming.origin(n) if self.naming.origin is not None else None
+        origin = known or module_origin(n, self.naming.prefix)
         args = fx.map_arg(n.args, self.env.__getitem__)
         kwargs = fx.map_arg(n.kwargs, self.env.__getitem__)
 

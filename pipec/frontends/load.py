@@ -12,7 +12,7 @@ def load(spec: str, options: LoadOptions | None = None) -> Loaded:
 
     Args:
         spec: A path or ``file.py:factory``, whatever a registered front end accepts.
-        options: What the front end is told besides.
+        options: The options of the front end.
 
     Raises:
         FrontendError: No front end accepts ``spec``, or the one that does cannot read it.

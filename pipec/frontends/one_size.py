@@ -117,13 +117,13 @@ def _follow_shapes(
     allowed = program.range_constraints
     wrong = {str(s): allowed[s] for s, n in sizes.items() if s in allowed and n not in allowed[s]}
     for name, given in options.shapes.items():
-        told = [f"{s} in {wrong[s]}" for s in map(str, shapes[name]) if s in wrong]
-        if found[name] != given or told:
+        other = [f"{s} in {wrong[s]}" for s in map(str, shapes[name]) if s in wrong]
+        if found[name] != given or other:
             raise FrontendError(
                 "--shape does not fit the program's input",
                 where=name,
                 got=",".join(map(str, given)),
-                want=", ".join([",".join(map(str, shapes[name])), *told]),
+                want=", ".join([",".join(map(str, shapes[name])), *other]),
             )
     return found if sizes else {}
 

@@ -26,7 +26,7 @@ _trusted: set[str] = set()
 
 
 def was_trusted(spec: str) -> bool:
-    """Whether this process has read a file with this content that its user said to trust."""
+    """Whether this process has read a file with this content that its user trusts."""
     path = Path(spec)
     return path.is_file() and sha256_of(path) in _trusted
 
@@ -72,10 +72,10 @@ class Pt2Frontend(Frontend):
 
 
 def _record_options(options: LoadOptions) -> dict[str, object]:
-    told: dict[str, object] = {"training": options.training, "seed": options.seed}
+    used: dict[str, object] = {"training": options.training, "seed": options.seed}
     if options.shapes:
-        told["shapes"] = {name: list(shape) for name, shape in sorted(options.shapes.items())}
-    return told
+        used["shapes"] = {name: list(shape) for name, shape in sorted(options.shapes.items())}
+    return used
 
 
 def _load(program: ExportedProgram, options: LoadOptions, source: Source) -> Loaded:

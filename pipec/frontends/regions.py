@@ -22,7 +22,7 @@ def inline_body(
         node: Its users take the results: all of them by number, or the only one.
         body: Takes the operands.
         operands: In the order of the body's placeholders.
-        meta: What a copy of a node of the body is told.
+        meta: The metadata of a copy of a node of the body.
     """
     holes = [n for n in body.graph.nodes if n.op == "placeholder"]
     env: dict[fx.Node, Any] = dict(zip(holes, operands, strict=True))

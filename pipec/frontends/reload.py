@@ -24,7 +24,7 @@ def check_runnable(
         source: What it says of its model; None if that is not read.
         target: The name of its backend.
         model: Where the user says that the model is.
-        trust: Whether the user has said that code may run.
+        trust: Whether the user allows code to run.
     """
     stages = f"the {target} stages" if load_backend(target).runs_emitted_code else None
     code = _code_of(source, model) if source is not None else None
@@ -100,24 +100,24 @@ def bring_modules(plan: Plan, spec: str | None = None, *, trust: bool = False) -
 
 
 def load_options(source: Source, *, trust: bool = False) -> LoadOptions:
-    """What the front end was told when the plan was made.
+    """The options of the front end when the plan was made.
 
     Raises:
         FrontendError: The record is malformed.
     """
-    told: Mapping[str, Any] = source.options
+    used: Mapping[str, Any] = source.options
     try:
         return LoadOptions(
-            shapes={str(k): tuple(map(int, v)) for k, v in told.get("shapes", {}).items()},
-            bind={str(k): tuple(v) for k, v in told.get("bind", {}).items()},
-            training=bool(told.get("training", False)),
+            shapes={str(k): tuple(map(int, v)) for k, v in used.get("shapes", {}).items()},
+            bind={str(k): tuple(v) for k, v in used.get("bind", {}).items()},
+            training=bool(used.get("training", False)),
             trust=trust,
-            seed=int(told.get("seed", 0)),
-            loss=str(told.get("loss", "")),
-            autocast=str(told.get("autocast", "")),
-            open=bool(told.get("open", False)),
-            paired=bool(told.get("paired", False)),
-            eager=tuple(map(str, told.get("eager", ()))),
+            seed=int(used.get("seed", 0)),
+            loss=str(used.get("loss", "")),
+            autocast=str(used.get("autocast", "")),
+            open=bool(used.get("open", False)),
+            paired=bool(used.get("paired", False)),
+            eager=tuple(map(str, used.get("eager", ()))),
         )
     except (AttributeError, TypeError, ValueError) as error:
-        raise FrontendError("the plan's source options are malformed", got=told) from error
+        raise FrontendError("the plan's source options are malformed", got=used) from error

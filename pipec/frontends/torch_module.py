@@ -97,7 +97,7 @@ def _load(made: Made, options: LoadOptions, kind: str, location: str) -> Loaded:
         loss = replace(loss, fn=_Called(loss.fn))
     flat = Flat(module, call, loss, autocast=options.autocast)
     eager = _eager(flat, options)
-    told = {
+    used = {
         "seed": options.seed,
         "training": options.training,
         "shapes": {k: list(v) for k, v in options.shapes.items()},
@@ -107,7 +107,7 @@ def _load(made: Made, options: LoadOptions, kind: str, location: str) -> Loaded:
         **({"autocast": options.autocast} if options.autocast else {}),
         **({"eager": eager} if eager else {}),
     }
-    source = Source(kind, location, weights_digest(dict(flat.state_dict())), told)
+    source = Source(kind, location, weights_digest(dict(flat.state_dict())), used)
     with mode(module, training=bool(options.training)):
         graph = trace(
             module,

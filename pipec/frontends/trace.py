@@ -191,10 +191,10 @@ def trace(
     watch = MarkNoGrad() if differentiable else nullcontext()
     whole = no_lost_gradients(flat, parts.values()) if differentiable else nullcontext()
     casts = no_lost_casts([*flat.state_dict().values(), *flat.inputs.values()])
-    told = without_stack_traces() if origin else nullcontext()
+    stacks = without_stack_traces() if origin else nullcontext()
     hint = _ALONE if eager else f"{_ALONE}; {_EAGER}"
     with nodes, fx.traceback.preserve_node_meta(), fake_weights(flat, flat.inputs) as tensors:
-        with user_code("the model cannot be traced", hint), whole, casts, watch, quiet(), told:
+        with user_code("the model cannot be traced", hint), whole, casts, watch, quiet(), stacks:
             program = torch.export.export(flat, tensors, strict=False)
         decomposed = decompose(program, differentiable=differentiable, hint=hint)
     naming = Naming(

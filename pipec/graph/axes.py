@@ -107,8 +107,8 @@ class Axes:
 
     def lines(self) -> list[str]:
         """What a user should know, an axis a line, and the sizes that were checked."""
-        told = [", ".join(f"{n}={s}" for n, s in sizes.items()) for sizes in self.checked]
-        checked = [f"checked against the model at {'; '.join(told)}"] if told else []
+        points = [", ".join(f"{n}={s}" for n, s in sizes.items()) for sizes in self.checked]
+        checked = [f"checked against the model at {'; '.join(points)}"] if points else []
         return [str(a) for a in (*self.open, *self.fixed)] + checked
 
     def shapes(self, shapes: Mapping[str, Sequence[int]], sizes: Sizes) -> dict[str, list[int]]:
@@ -294,7 +294,7 @@ def other_sizes(axes: Sequence[Axis]) -> list[list[Sizes]]:
     """Sizes to look at a model at besides the planned ones, in groups to be tried in turn.
 
     A model may want multiples of the planned size, or take nothing larger; each group respects one
-    such wish. No two of the first axes grow alike, so that it can be told what follows which; one
+    such wish. No two of the first axes grow alike, so that a size shows which it follows; one
     whose name says so (``past + seq``) grows as these do.
 
     Example:

@@ -61,7 +61,7 @@ class EagerCall:
 
         Args:
             given: Its tensor arguments, then its weights; none of them is written to.
-            probing: Give it copies, so that it may write to its arguments and be told so.
+            probing: Give it copies, so that it may write to its arguments, which is reported.
 
         Raises:
             GraphError: It writes to them.

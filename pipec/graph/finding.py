@@ -36,5 +36,5 @@ def refuse(kind: type[PipecError], what: str, found: list[tuple[str, Finding]], 
         PipecError: Of class ``kind``.
     """
     if found:
-        told = list_lines([f"[{name}] {finding}" for name, finding in found])
-        raise kind(f"the {what} breaks {len(found)} rule(s)", where=where, got=told)
+        got = list_lines([f"[{name}] {finding}" for name, finding in found])
+        raise kind(f"the {what} breaks {len(found)} rule(s)", where=where, got=got)

@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from pipec.errors import first_line
-from pipec.graph import norms  # noqa: F401, what fake tensors are told
+from pipec.graph import norms  # noqa: F401, registers rules for fake tensors
 from pipec.graph.tensor_type import type_text
 from pipec.graph.torch_private import (
     UNKNOWN_WHEN_FAKE,

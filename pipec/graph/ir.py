@@ -134,7 +134,7 @@ class Source:
         kind: ``factory``, ``pt2``, ``onnx``, or ``memory`` (a module given through the API).
         location: The path or ``path/file.py:factory`` as given; a class name for ``memory``.
         sha256: Digest of the file, or of the weights for a module.
-        options: What else the front end was told: seed, bound shapes and values, training mode.
+        options: Other options of the front end: seed, bound shapes and values, training mode.
     """
 
     kind: str

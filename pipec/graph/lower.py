@@ -170,13 +170,13 @@ def transfer(op: OpOverload, value: fx.Node, end: str) -> fx.Node:
         sends = op is SEND
         name = f"send_{end.replace('.', '_')}" if sends else f"offload_{value.name}"
         args: tuple[fx.Node, ...] = (graph.placeholder(value.name),)
-        told: dict[str, Any] = {word: end, "nbytes": nbytes(value)}
+        kwargs: dict[str, Any] = {word: end, "nbytes": nbytes(value)}
         val, source = None, Origin(end, "send" if sends else "offload")
     else:
         strides = {"stride": list(t.stride())} if op is FETCH else {}
-        name, args, told = value.name, (), {word: end, "size": list(t.shape), **strides}
-        told["dtype"] = t.dtype
+        name, args, kwargs = value.name, (), {word: end, "size": list(t.shape), **strides}
+        kwargs["dtype"] = t.dtype
         val, source = t.contiguous() if op is RECV else t, origin(value)
-    node = graph.create_node("call_function", op, args, told, name)
+    node = graph.create_node("call_function", op, args, kwargs, name)
     node.meta.update(val=val, origin=source)
     return node

@@ -1,4 +1,4 @@
-"""What `FakeTensorMode` is told of normalisations on a CPU.
+"""Rules of `FakeTensorMode` for normalisations on a CPU.
 
 Of a tensor in half precision with weights in float32, as under autocast, a CPU saves mean and scale
 in float32; torch's own functions for fake tensors say half. Of a batch normalisation by fixed

@@ -86,7 +86,7 @@ def _check_constants(first: Graph, other: Graph) -> None:
 def _argument(n: fx.Node, path: Path, sizes: Sequence[object], fit: Fit) -> SizedArgument:
     whole = tuple(s for s in sizes if type(s) is int)
     if len(whole) < len(sizes):
-        what = "what an op is told depends on a size, and is no whole number"
+        what = "an argument of an op depends on a size, and is no whole number"
     else:
         formula = fit(whole)
         if formula is not None:
@@ -199,7 +199,7 @@ def resize_graph(graph: Graph, sized: Sequence[SizedArgument], shapes: Shapes) -
 
 
 def check_arguments(graph: Graph, sized: Sequence[SizedArgument]) -> None:
-    """See that at the planned sizes formulas give what a stage's nodes are told.
+    """Check that at the planned sizes formulas give the arguments of a stage's nodes.
 
     Raises:
         GraphError: One gives another number, or belongs to no node.
@@ -211,9 +211,9 @@ def check_arguments(graph: Graph, sized: Sequence[SizedArgument]) -> None:
     for name, arguments in by_node(sized).items():
         if name not in nodes:
             raise GraphError("no node of the stage", got=name)
-        told = (nodes[name].args, dict(nodes[name].kwargs))
-        args, kwargs = with_sizes(told, arguments, shapes)
-        if repr((list(told[0]), told[1])) != repr((list(args), kwargs)):
+        before = (nodes[name].args, dict(nodes[name].kwargs))
+        args, kwargs = with_sizes(before, arguments, shapes)
+        if repr((list(before[0]), before[1])) != repr((list(args), kwargs)):
             raise GraphError("formulas of sizes give another number than the plan", where=name)
 
 

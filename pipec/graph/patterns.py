@@ -90,7 +90,7 @@ class Rule:
         return list(results)
 
     def matches(self, node: fx.Node, fixed: Collection[fx.Node]) -> Iterator[Match]:
-        """How it occurs with its first result at ``node``; weights that never change are told."""
+        """How it occurs with its first result at ``node``; weights that never change are given."""
         holders = {str(p.target): p for p in self.results[0].graph.find_nodes(op="placeholder")}
         for found in _match(self.results, [node], {}):
             bound = {name: found.get(p) for name, p in holders.items()}

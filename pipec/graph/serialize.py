@@ -271,7 +271,7 @@ class _Decoder:
         self.env[name] = node
 
     def value(self, kind: object) -> object:
-        """What a node yields: fakes of the types told."""
+        """What a node yields: fakes of the types in the record."""
         if isinstance(kind, str):
             return empty_of_type(kind, self.mode)
         if kind is None:

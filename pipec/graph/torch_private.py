@@ -78,7 +78,7 @@ UNKNOWN_WHEN_FAKE = (
     UnsupportedOperatorException,
     NotImplementedError,
 )
-"""What an op raises on fake tensors whose result no types can tell."""
+"""What an op raises on fake tensors whose result does not follow from types."""
 
 
 def is_mutable(op: OpOverload) -> bool:
@@ -163,7 +163,7 @@ def fake_kernel(op: OpOverload) -> Callable[[Callable[..., Any]], Callable[..., 
 
     def register(kernel: Callable[..., Any]) -> Callable[..., Any]:
         def run(mode: FakeTensorMode, op: OpOverload, *args: Any, **kwargs: Any) -> Any:
-            """The kernel's answer, or that of the decomposition."""
+            """The kernel's result, or that of the decomposition."""
             result = kernel(mode, *args, **kwargs)
             if result is not None:
                 return result
@@ -286,7 +286,7 @@ def without_stack_traces() -> Iterator[None]:
 
 @contextmanager
 def mute_logs() -> Iterator[None]:
-    """Keep torch from logging an exception on fake tensors that an error is about to tell."""
+    """Keep torch from logging an exception on fake tensors that an error is about to report."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     before = logger.level
     logger.setLevel(logging.CRITICAL)

@@ -1,4 +1,4 @@
-"""How far a problem is from fitting into memory, said in numbers.
+"""How far a problem is from fitting into memory, in numbers.
 
 The least limit that fits is itself a cut: of a graph whose work is the memory and whose transfers
 are free, the largest load is the limit that is needed.
@@ -21,7 +21,7 @@ from pipec.partition.units import make_units
 
 SECONDS = 3.0
 NOTHING = 1e-6
-"""Bytes that a limit of nothing counts as, so that needs can be told as multiples of it."""
+"""Bytes that a limit of nothing counts as, so that needs can be given as multiples of it."""
 
 
 @dataclass(frozen=True, eq=False)

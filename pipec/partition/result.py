@@ -1,4 +1,4 @@
-"""A cut and what is known about it; and the plain evaluation that every solver's answer passes."""
+"""A cut and what is known about it; and the plain evaluation that every solver's result passes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class CutResult:
         loads: Seconds per device, in this order.
         memory_bytes: What each device holds.
         lower_bound: No cut of this problem has a smaller largest load.
-        method: How the answer was found and proven.
+        method: How the cut was found and proven.
         seconds: Time taken.
     """
 

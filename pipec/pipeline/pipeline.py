@@ -360,11 +360,11 @@ class Pipeline:
         """Split a batch and find out, on all ranks, how much each microbatch counts."""
         self._batch = [] if batch is None else self._splitter.split(batch)
         marks = [[shape_of(m), [mark(t, _MOST) for t in m.values()]] for m in self._batch]
-        told = exchange(marks or None)
-        known = [t for t in told if t is not None]
+        marked = exchange(marks or None)
+        known = [t for t in marked if t is not None]
         if not known:
             raise PlanError("no rank was given a batch")
-        check_same("the batch", [t and _describe(t) for t in told], _SAME_DATA)
+        check_same("the batch", [t and _describe(t) for t in marked], _SAME_DATA)
         shapes = [tuple((n, tuple(s)) for n, s in shape) for shape, _ in known[0]]
         compiled_for = [compiled(shape) for shape in shapes]
         pairs = zip(self._batch, compiled_for, strict=False)

@@ -51,7 +51,7 @@ def tracer(plan: Plan, model: nn.Module | None, loss: Callable[..., object] | No
         """The graph on these inputs, targets among them.
 
         Raises:
-            PlanError: Nobody has said where the model is.
+            PlanError: The plan does not say where the model is.
             FrontendError: It cannot be traced so.
         """
         recorded = load_options(source)
@@ -69,14 +69,14 @@ def tracer(plan: Plan, model: nn.Module | None, loss: Callable[..., object] | No
                 hint="pass it: Pipeline(plan, model=model), and loss= if it was compiled with one",
             )
         shapes = {n: tuple(t.shape) for n, t in inputs.items()}
-        told = replace(
+        used = replace(
             recorded,
             shapes=shapes,
             training=options.training,
             scored=options.scored,
             trust=was_trusted(source.location),
         )
-        return load(source.location, told).graph
+        return load(source.location, used).graph
 
     return trace
 

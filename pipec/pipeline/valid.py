@@ -261,15 +261,15 @@ def _compile(
             todo.extend(node.all_input_nodes)
 
     if target.name in inputs:
-        return lambda told: told[inputs[target.name]]
+        return lambda values: values[inputs[target.name]]
     if target.name in fixed:
         return lambda _: graph.weights[fixed[target.name]]
     part = extract(graph, calls, "Targets")
     place = next(k for k, o in enumerate(part.outputs) if o.node == target.name)
 
-    def run(told: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def run(values: Mapping[str, torch.Tensor]) -> torch.Tensor:
         with torch.no_grad():
-            held = {**graph.weights, **told}
+            held = {**graph.weights, **values}
             results = part.module(*(held[i.name] for i in part.inputs))
         found: torch.Tensor = results[place]
         return found

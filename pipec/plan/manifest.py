@@ -74,14 +74,14 @@ def source_of(record: Mapping[str, Any]) -> Source:
     Raises:
         PlanError: The record does not say it, or not in words.
     """
-    told = record.get("source")
+    data = record.get("source")
     try:
-        source = Source(**told)  # type: ignore[arg-type]
+        source = Source(**data)  # type: ignore[arg-type]
     except TypeError as error:
-        raise PlanError("the plan does not say what it was made of", got=told) from error
+        raise PlanError("the plan does not say what it was made of", got=data) from error
     words = (source.kind, source.location, source.sha256)
     if not all(isinstance(w, str) for w in words) or not isinstance(source.options, dict):
-        raise PlanError("the plan does not say what it was made of", got=told)
+        raise PlanError("the plan does not say what it was made of", got=data)
     return source
 
 

@@ -304,7 +304,7 @@ class Plan:
         timeline: The schedule with the time of every action.
         explored: The schedules among which the plan's was chosen, fastest first; empty if it was
             named.
-        options: What passes and backends were told and must remember (strings and numbers only).
+        options: Options of passes and backends to remember (strings and numbers only).
 
     Example:
         >>> import pipec, torch
@@ -358,12 +358,12 @@ class Plan:
 
     def __repr__(self) -> str:
         cut, when = self.partition, self.schedule
-        told = [f"{len(self.stages)} stages" if self.stages else "not cut"]
-        told += [f"slowest {cut.max_load:.3g} s"] if cut else []
-        told += [f"{when.name}, {when.microbatches} microbatches"] if when else []
-        told += [f"{self.timeline.seconds:.3g} s a step"] if self.timeline else []
+        facts = [f"{len(self.stages)} stages" if self.stages else "not cut"]
+        facts += [f"slowest {cut.max_load:.3g} s"] if cut else []
+        facts += [f"{when.name}, {when.microbatches} microbatches"] if when else []
+        facts += [f"{self.timeline.seconds:.3g} s a step"] if self.timeline else []
         model = self.graph.source.location
-        return f"Plan({model} on {self.cluster} for {self.target}: {'; '.join(told)})"
+        return f"Plan({model} on {self.cluster} for {self.target}: {'; '.join(facts)})"
 
     def _repr_html_(self) -> str:
         return str(view("plan.html")(self))

@@ -1,7 +1,7 @@
 """A plan, or a graph, as one text that is read back exactly: what ``pipec opt`` reads and writes.
 
 ```text
-// passes: simplify,annotate-cost           told to who reads it: see `header_of`
+// passes: simplify,annotate-cost           for its reader: see `header_of`
 //--- plan.json                             the files of `pipec.plan.store`, one behind the other
 ...                                         (LLVM's split-file), without hashes of files, without
 //--- model.json                            data of weights, and without what is for people: Python,

@@ -47,7 +47,7 @@ def check_trusted(directory: Path, what: str | None, *, trust: bool) -> None:
     Args:
         directory: The plan.
         what: What would run, for the message; None if nothing would.
-        trust: Whether the user has said that it may.
+        trust: Whether the user allows it.
 
     Raises:
         PlanError: The plan is not this user's own.
@@ -63,6 +63,6 @@ def check_trusted(directory: Path, what: str | None, *, trust: bool) -> None:
 
 
 def _ledger() -> Path:
-    told = os.environ.get("XDG_STATE_HOME")
-    base = Path(told) if told else Path.home() / ".local" / "state"
+    folder = os.environ.get("XDG_STATE_HOME")
+    base = Path(folder) if folder else Path.home() / ".local" / "state"
     return base / "pipec" / "compiled"

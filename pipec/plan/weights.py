@@ -73,7 +73,7 @@ def write_weights(weights: Mapping[str, torch.Tensor], path: Path) -> None:
 
 
 def _os_error(error: SafetensorError) -> OSError:
-    """What the operating system said, which safetensors quotes in its message."""
+    """The operating system's message, which safetensors quotes in its own."""
     match = re.search(r"os error (\d+)", str(error))
     return OSError(int(match[1]), str(error)) if match else OSError(str(error))
 

@@ -87,5 +87,5 @@ def _seconds(seconds: float) -> str:
 
 def _call(node: fx.Node) -> str:
     types = ", ".join(f"{str(t.dtype)[6:]}{list(t.shape)}" for t in tensors(node))
-    told = ", ".join([*map(str, node.args), *(f"{k}={v}" for k, v in node.kwargs.items())])
-    return f"{op_name(node)}({told}) {types}"
+    args = ", ".join([*map(str, node.args), *(f"{k}={v}" for k, v in node.kwargs.items())])
+    return f"{op_name(node)}({args}) {types}"

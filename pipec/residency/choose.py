@@ -89,7 +89,7 @@ def choose(problem: Problem) -> Choice:
         problem: What is saved.
 
     Raises:
-        DoesNotFitError: Nothing fits; how much would is told.
+        DoesNotFitError: Nothing fits; the message says how much would.
     """
     first = bound(problem)
     step = max(problem.step_seconds, 1e-30)
@@ -115,7 +115,7 @@ def _starts(problem: Problem, first: Bound) -> list[Played]:
     """The best of the program's decisions, its rows tightened where one did not fit; and others.
 
     A decision may need more working bytes than the program knew: then it, and what recomputes
-    more, is told to need them. Else whole copies need more room than a fluid: then the cap shrinks.
+    more, counts as needing them. Else whole copies need more room than a fluid: the cap shrinks.
     """
     found = [play(problem, problem.keep_all())] if problem.behind is None else []
     if found and found[0].seconds < np.inf:

@@ -6,7 +6,7 @@ F4 OFFLOAD4 | FETCH0 B0 F5 ...      slots as channels: when they leave and come,
 ```
 
 Where forward and backward have a device each, all O bytes of a microbatch go through the host, one
-set behind the other, and the simulator's answer is a closed form:
+set behind the other, and the simulator's result is a closed form:
 
 ```text
 device of F     F0 ──────► F1 ──────► F2            T >= F + a / rate    T >= O / rate

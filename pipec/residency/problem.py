@@ -58,8 +58,8 @@ class Problem:
         together: Sets of values that are alive at one moment of the backward if they are computed
             again, with their bytes; each value alone if absent.
         working: What a backward holds because a decision computes values again; the most of
-            ``together`` if absent. It may be slow to tell.
-        learnt: What it has told that was not known.
+            ``together`` if absent. It may be slow to compute.
+        learnt: What `working` has returned that was not known.
         behind: Bytes that saved values, and those computed again, may take on the device of the
             backward, where that is another one; ``cap`` is then that of the forward's.
         parts: Whether, there, a part may leave and come while nothing is computed (depth 1).

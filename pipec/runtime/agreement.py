@@ -64,7 +64,7 @@ def collect(mine: Mapping[str, torch.Tensor]) -> list[dict[str, torch.Tensor]] |
 
 
 def agree(facts: Mapping[str, str | None]) -> None:
-    """Refuse to go on with ranks that were told different things; all ranks must call.
+    """Refuse to go on with ranks that have different settings; all ranks must call.
 
     Args:
         facts: What it is called in the message, to a text or a digest of it; None where this rank
@@ -80,27 +80,27 @@ def agree(facts: Mapping[str, str | None]) -> None:
 
 def check_same(
     name: str,
-    told: Sequence[str | None],
+    values: Sequence[str | None],
     hint: str = "start all ranks with the same command, files and package versions",
 ) -> None:
-    """Refuse to go on with ranks that said different things.
+    """Refuse to go on with ranks that have different values.
 
     Args:
         name: Of what, in the message.
-        told: By rank; None where it cannot say.
+        values: By rank; None where a rank does not know it.
         hint: What to do about it.
 
     Raises:
-        BackendError: What was said, and by which ranks.
+        BackendError: The values differ; the message names them with their ranks.
     """
-    said: dict[str, list[int]] = {}
-    for rank, value in enumerate(told):
+    ranks_of: dict[str, list[int]] = {}
+    for rank, value in enumerate(values):
         if value is not None:
-            said.setdefault(value, []).append(rank)
-    if len(said) > 1:
+            ranks_of.setdefault(value, []).append(rank)
+    if len(ranks_of) > 1:
         raise BackendError(
             f"the ranks do not agree on {name}",
-            got="; ".join(f"{_ranks(ranks)}: {value}" for value, ranks in said.items()),
+            got="; ".join(f"{_ranks(ranks)}: {value}" for value, ranks in ranks_of.items()),
             want="the same on all ranks",
             hint=hint,
         )

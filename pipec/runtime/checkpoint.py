@@ -45,7 +45,7 @@ _PREFIX, _PART = "round-", ".part"
 class Checkpoints:
     """Saves and finds checkpoints of the executors in this process.
 
-    What cannot be written, or read, is told in a line; training goes on.
+    What cannot be written, or read, is reported in a line; training goes on.
 
     Args:
         directory: Where they are; it is made if it is not there.
@@ -145,7 +145,7 @@ class Checkpoints:
         mine: dict[str, Sealed] = {}
         bad = self._first(_attempt(lambda: mine.update(future.result())))
         if not bad:
-            files = {file: told for part in self._all(mine) for file, told in part.items()}
+            files = {file: entry for part in self._all(mine) for file, entry in part.items()}
             done = partial(self._complete, place, files, number)
             bad = self._first(_attempt(done) if self._leads else None)
         self.failed = bad is not None
@@ -191,8 +191,8 @@ class Checkpoints:
                 self._first(None)
                 if anew := list_changed(self._executors[0], entries):
                     self._say(f"going on with what this run is told: {'; '.join(anew)}")
-                if told := sorted({other for each in others for other in each}):
-                    self._say(f"the optimizer's settings are the checkpoint's: {'; '.join(told)}")
+                if texts := sorted({other for each in others for other in each}):
+                    self._say(f"the optimizer's settings are the checkpoint's: {'; '.join(texts)}")
                 return number
             reasons.append(bad)
             self._passed.add(number)
@@ -204,11 +204,11 @@ class Checkpoints:
         return read_seal(self._directory / f"{_PREFIX}{number}", number, self._model)
 
     def _read(self, number: int, entries: dict[str, torch.Tensor]) -> None:
-        for file, told in self._seal(number).items():
-            names = [n for n in told["entries"] if any(is_wanted(e, n) for e in self._executors)]
+        for file, entry in self._seal(number).items():
+            names = [n for n in entry["entries"] if any(is_wanted(e, n) for e in self._executors)]
             path = self._directory / f"{_PREFIX}{number}" / file
             if names:
-                check_file(path, told["sha256"])
+                check_file(path, entry["sha256"])
                 entries |= _read(path, names)
 
     @property
@@ -224,8 +224,8 @@ class Checkpoints:
             self._tell(line)
 
     def _first(self, mine: str | None) -> str | None:
-        """What the first rank said that said anything; all ranks meet here."""
-        return next((said for said in self._all(mine) if said is not None), None)
+        """The text of the first rank that has one; all ranks meet here."""
+        return next((text for text in self._all(mine) if text is not None), None)
 
     def _all(self, mine: Any) -> list[Any]:
         number = self._executors[0].round

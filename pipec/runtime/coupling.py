@@ -66,7 +66,7 @@ def _step(
     gradients: Mapping[str, torch.Tensor],
     moved: Collection[str],
 ) -> tuple[dict[str, torch.Tensor], str]:
-    """Parameters after some steps, and what is said of their groups.
+    """Parameters after some steps, and the settings of their groups.
 
     Gradients of ``moved`` change in size and direction with every step.
     """
@@ -78,5 +78,5 @@ def _step(
             for n, p in held.items():
                 p.grad = gradients[n] * (-100) ** (step % 3) if n in moved else gradients[n].clone()
             optimizer.step()
-    told = [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
-    return {n: p.detach() for n, p in held.items()}, str(told)
+    groups = [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
+    return {n: p.detach() for n, p in held.items()}, str(groups)

@@ -63,7 +63,7 @@ Moment = float | torch.cuda.Event
 
 
 class Device:
-    """A device that computes when it is told to: a CPU.
+    """A device that computes at once when it is called: a CPU.
 
     Args:
         torch_device: As torch calls it.

@@ -24,7 +24,7 @@ from pipec.runtime.placing import links
 from pipec.runtime.process_group import ProcessGroupTransport
 from pipec.runtime.program import Program
 from pipec.runtime.rendezvous import join
-from pipec.runtime.runner import Runner, Told
+from pipec.runtime.runner import Runner, RunnerArgs
 from pipec.runtime.waiting import PATIENCE, Watch, call_within, locate_failure, waiting_for, within
 from pipec.schedule.channels import ChannelKind
 from pipec.schedule.dependencies import waits_for
@@ -97,17 +97,17 @@ class DistributedPipeline(Runner):
         plan: A plan with a schedule for as many devices as there are ranks.
         batch: Inputs of a microbatch by its number, the same on every rank.
         settings: Optimizer and so on, the same on every rank.
-        told: What else there is.
+        more: What else there is.
 
     Raises:
-        BackendError: The number of ranks does not fit, or they were told different things.
+        BackendError: The number of ranks does not fit, or their settings differ.
     """
 
     def __init__(
-        self, plan: Plan, batch: Batch, settings: Settings | None = None, **told: Unpack[Told]
+        self, plan: Plan, batch: Batch, settings: Settings | None = None, **more: Unpack[RunnerArgs]
     ) -> None:
-        program, settings = Program.of(plan, told.get("schedule")), settings or Settings()
-        weights = told.get("weights")
+        program, settings = Program.of(plan, more.get("schedule")), settings or Settings()
+        weights = more.get("weights")
         agree(identity(program, settings) | digest_weights(weights))
         world = dist.get_world_size()
         if world != program.schedule.devices:
@@ -117,9 +117,9 @@ class DistributedPipeline(Runner):
                 want=f"{program.schedule.devices} (one per row of the schedule)",
                 hint=f"torchrun --nproc-per-node {program.schedule.devices} ...",
             )
-        compute = device_of(local_device(told.get("device", "auto")))
+        compute = device_of(local_device(more.get("device", "auto")))
         self._nccl = compute.torch.type != "cpu" and "nccl" in dist.get_backend_config()
-        timeout = within(told.get("timeout", PATIENCE))
+        timeout = within(more.get("timeout", PATIENCE))
         self._transport = ProcessGroupTransport(compute.torch, (), timeout=timeout)
         super().__init__(
             program, [dist.get_rank()], self._transport, batch, settings, weights, compute
@@ -155,9 +155,9 @@ class DistributedPipeline(Runner):
 
 
 def pipeline_of(
-    plan: Plan, batch: Batch, settings: Settings | None = None, **told: Unpack[Told]
+    plan: Plan, batch: Batch, settings: Settings | None = None, **more: Unpack[RunnerArgs]
 ) -> Runner:
     """This rank's part of a plan where there is a group of processes, else all of the plan."""
     if dist.is_initialized():
-        return DistributedPipeline(plan, batch, settings, **told)
-    return LocalPipeline(plan, batch, settings, **told)
+        return DistributedPipeline(plan, batch, settings, **more)
+    return LocalPipeline(plan, batch, settings, **more)

@@ -52,14 +52,14 @@ def _plain(value: Any, held: list[torch.Tensor]) -> Any:
 
 
 def _whole(
-    told: Any, name: str, entries: Mapping[str, torch.Tensor], device: torch.device | str
+    data: Any, name: str, entries: Mapping[str, torch.Tensor], device: torch.device | str
 ) -> Any:
-    if isinstance(told, list):
-        return [_whole(v, name, entries, device) for v in told]
-    if not isinstance(told, dict):
-        return told
-    if _MAP in told:
-        return {k: _whole(v, name, entries, device) for k, v in told[_MAP]}
-    given = entries[f"{name}/{told[_TENSOR]}"]
-    made = torch.empty_strided(given.shape, told["stride"], dtype=given.dtype, device=device)
+    if isinstance(data, list):
+        return [_whole(v, name, entries, device) for v in data]
+    if not isinstance(data, dict):
+        return data
+    if _MAP in data:
+        return {k: _whole(v, name, entries, device) for k, v in data[_MAP]}
+    given = entries[f"{name}/{data[_TENSOR]}"]
+    made = torch.empty_strided(given.shape, data["stride"], dtype=given.dtype, device=device)
     return made.copy_(given)

@@ -1,4 +1,4 @@
-"""What a rank was told, as short texts and digests: ranks of one run must have the same."""
+"""The settings of a rank as short texts and digests: ranks of one run must have the same."""
 
 import hashlib
 import inspect
@@ -63,7 +63,7 @@ def _describe(settings: Settings) -> dict[str, str]:
 
 
 def going_on(executor: Executor) -> dict[str, str]:
-    """What a run that goes on from a checkpoint can be told anew, and trains otherwise with."""
+    """Settings that a run may change when it goes on from a checkpoint."""
     graph = executor.program.plan.graph
     numbers = (a for n in graph.calls for a in tree_leaves((n.args, n.kwargs)))
     return {
@@ -93,10 +93,10 @@ def weights_of(executor: Executor) -> dict[str, str | None]:
 
 def digest_weights(weights: Mapping[str, torch.Tensor] | None) -> dict[str, str | None]:
     """A digest of the weights that a user gives; of each a few numbers are read, not all of it."""
-    told = "those of the plan"
+    text = "those of the plan"
     if weights is not None:
-        told = digest_of([(n, mark(weights[n])) for n in sorted(weights)])
-    return {"the weights that are given": told}
+        text = digest_of([(n, mark(weights[n])) for n in sorted(weights)])
+    return {"the weights that are given": text}
 
 
 def mark(given: object, most: int = _FEW) -> list[object]:
@@ -126,7 +126,7 @@ def inputs_of(executor: Executor) -> dict[str, str | None]:
     try:
         batch = executor.inputs(0)
     except PipecError:
-        return {}  # it is told when it is needed, with its place
+        return {}  # it is reported when it is needed, with its place
     return {
         f"the data: {name} of the first microbatch": digest(given) for name, given in batch.items()
     }

@@ -8,7 +8,7 @@ from pipec.plan.model import Plan
 from pipec.runtime.device import device_of
 from pipec.runtime.executor import Batch, Settings
 from pipec.runtime.program import Program
-from pipec.runtime.runner import Runner, Told
+from pipec.runtime.runner import Runner, RunnerArgs
 from pipec.runtime.transport import Loopback
 
 
@@ -19,19 +19,19 @@ class LocalPipeline(Runner):
         plan: A plan with a schedule.
         batch: Inputs of a microbatch by its number.
         settings: Optimizer and so on.
-        told: What else there is; it computes on the CPU if that does not say.
+        more: What else there is; it computes on the CPU by default.
 
     Example:
         ``LocalPipeline(plan, batch, Settings(lambda p: SGD(p, lr=0.1))).run(rounds=10)``
     """
 
     def __init__(
-        self, plan: Plan, batch: Batch, settings: Settings | None = None, **told: Unpack[Told]
+        self, plan: Plan, batch: Batch, settings: Settings | None = None, **more: Unpack[RunnerArgs]
     ) -> None:
-        program = Program.of(plan, told.get("schedule"))
+        program = Program.of(plan, more.get("schedule"))
         super().__init__(
             program, range(program.schedule.devices), Loopback(), batch, settings or Settings(),
-            told.get("weights"), device_of(told.get("device", "cpu")),
+            more.get("weights"), device_of(more.get("device", "cpu")),
         )  # fmt: skip
 
     def state_dict(self) -> dict[str, torch.Tensor]:

@@ -116,8 +116,8 @@ class TensorBoard:
 
     def __call__(self, step: Step) -> None:
         """Write the scalars of one step."""
-        told = {n: float(v) for n, v in asdict(step).items() if n != "step" and v is not None}
-        values = [self._summary.Value(tag=n, simple_value=v) for n, v in told.items()]
+        numbers = {n: float(v) for n, v in asdict(step).items() if n != "step" and v is not None}
+        values = [self._summary.Value(tag=n, simple_value=v) for n, v in numbers.items()]
         event = self._event(
             wall_time=time.time(), step=step.step, summary=self._summary(value=values)
         )

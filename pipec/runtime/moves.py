@@ -201,7 +201,7 @@ class Moves:
                 self.forward_copies()
 
     def forward_copies(self, *, wait: bool = False) -> None:
-        """Send on what has reached host memory; all of it if told to wait."""
+        """Send on what has reached host memory; with ``wait`` all of it."""
         while self._leaving and (wait or self._leaving[0][1].ended):
             message, copy = self._leaving.popleft()
             buffer = copy.wait()

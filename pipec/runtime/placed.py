@@ -82,15 +82,15 @@ def _there(node: fx.Node, device: torch.device) -> Callable[..., Any] | None:
         return _norm(node.target, tensors(node)[1].dtype)
     found = _ON_A_GPU.get(node.target)
     if found in (_attention, _attention_backward):
-        told = bind(node)
-        heads = [tensors(told[name])[0] for name in ("query", "key", "value")]
+        args = bind(node)
+        heads = [tensors(args[name])[0] for name in ("query", "key", "value")]
         fits = all(
             t.dtype in (torch.float32, *_HALF)
             and t.shape[1] == heads[0].shape[1]
             and t.shape[-1] * t.itemsize % _WIDE == 0
             for t in heads
         )
-        return found if fits and not told["dropout_p"] else None
+        return found if fits and not args["dropout_p"] else None
     return found
 
 

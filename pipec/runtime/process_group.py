@@ -98,7 +98,7 @@ class ProcessGroupTransport(Transport):
         self._proves[message] = proves
 
     def send(self, message: Message, tensor: torch.Tensor) -> None:
-        """Start sending; the tensor is held until an answer proves that it has left.
+        """Start sending; the tensor is held until a reply proves that it has left.
 
         Gloo says so only to those who wait.
         """
@@ -177,10 +177,10 @@ class ProcessGroupTransport(Transport):
         *given: torch.Tensor | list[torch.Tensor],
     ) -> None:
         """A collective operation of some ranks."""
-        told = f"{what} over ranks {', '.join(map(str, members))}"
-        with waiting_for(told):
+        label = f"{what} over ranks {', '.join(map(str, members))}"
+        with waiting_for(label):
             work = do(out, *given, group=self._groups[members], async_op=True)
-        self._wait(work, told, out[0] if isinstance(out, list) else out)
+        self._wait(work, label, out[0] if isinstance(out, list) else out)
 
     def finish(self) -> None:
         """Wait until everything has left."""

@@ -74,7 +74,7 @@ class Samples:
 
 
 class Row:
-    """One device's row, which runs alone as often as it is told to.
+    """One device's row, which runs alone a given number of times.
 
     Args:
         program: The plan under a schedule; the device should hold one stage.

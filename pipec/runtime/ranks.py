@@ -39,7 +39,7 @@ def start_ranks(devices: int) -> None:
         devices: How many.
 
     Raises:
-        SystemExit: A rank failed; what the first of them said is printed, and its status is ours.
+        SystemExit: A rank failed; the error of the first one is printed, and its status is ours.
         KeyboardInterrupt: Somebody interrupted this process; no rank is left.
     """
     sys.stdout.flush()
@@ -65,7 +65,7 @@ class _Rank:
     def __init__(self, number: int, world: int, port: int) -> None:
         self.number = number
         self._error: IO[bytes] = TemporaryFile()  # noqa: SIM115
-        told = {
+        extra = {
             "RANK": number,
             "LOCAL_RANK": number,
             "WORLD_SIZE": world,
@@ -74,7 +74,7 @@ class _Rank:
             "MASTER_PORT": port,
             "TORCHELASTIC_USE_AGENT_STORE": True,
         }
-        environment = {"OMP_NUM_THREADS": "1"} | os.environ | {k: str(v) for k, v in told.items()}
+        environment = {"OMP_NUM_THREADS": "1"} | os.environ | {k: str(v) for k, v in extra.items()}
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-m", "pipec", *sys.argv[1:]],
             env=environment,
@@ -89,7 +89,7 @@ class _Rank:
 
     @property
     def names_another(self) -> bool:
-        """Whether it has said which rank stands still, and is about to end."""
+        """Whether it has reported which rank stands still, and is about to end."""
         return STANDS_STILL in self.read_error()
 
     def read_error(self) -> str:
@@ -105,7 +105,7 @@ class _Rank:
 def _wait(ranks: Sequence[_Rank]) -> list[_Rank]:
     """Those that failed, the first one first; the others are given time to notice.
 
-    No time once one of them has said which rank will not end by itself.
+    No time once one of them has reported which rank will not end by itself.
     """
     failed: list[_Rank] = []
     deadline = float("inf")
@@ -120,16 +120,16 @@ def _wait(ranks: Sequence[_Rank]) -> list[_Rank]:
 
 
 def _report(cause: _Rank, failed: Sequence[_Rank]) -> int:
-    """Print what the failing rank said, once; the exit status of the whole."""
+    """Print the error of the failing rank, once; the exit status of the whole."""
     status = 1 if cause.names_another else cause.status or 1
-    said = cause.read_error().strip()
-    if not said:
+    text = cause.read_error().strip()
+    if not text:
         name = signal.Signals(-status).name if status < 0 else f"exit status {status}"
         error = PipecError("a rank ended without a word", where=f"rank {cause.number}", got=name)
-        said = f"error: {error}"
+        text = f"error: {error}"
     others = ", ".join(str(r.number) for r in failed if r is not cause)
-    first = "" if re.search(r"\brank \d", said) else f" (rank {cause.number} failed first)"
-    sys.stderr.write(f"{said}\n")
+    first = "" if re.search(r"\brank \d", text) else f" (rank {cause.number} failed first)"
+    sys.stderr.write(f"{text}\n")
     if first or others:
         also = f"; then ranks {others}" if others else ""
         sys.stderr.write(f"rank {cause.number} failed{also}\n")

@@ -132,11 +132,11 @@ class _Mine:
 
 
 def _secret() -> bytes:
-    told = os.environ.get(VARIABLE, "")
-    if not told.startswith("@"):
-        return told.encode()
+    text = os.environ.get(VARIABLE, "")
+    if not text.startswith("@"):
+        return text.encode()
     try:
-        return Path(told[1:]).read_bytes().strip()
+        return Path(text[1:]).read_bytes().strip()
     except OSError as error:
         raise BackendError("the shared secret cannot be read", where=VARIABLE, got=error) from error
 

@@ -25,7 +25,7 @@ class RestingState:
     Args:
         optimizer: Whose.
         device: Where it steps.
-        beside: Whether it stays after a step, until it is told to rest.
+        beside: Whether it stays after a step, until it is moved away with `rest`.
     """
 
     def __init__(

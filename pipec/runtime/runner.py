@@ -21,8 +21,8 @@ from pipec.runtime.transport import Transport
 from pipec.schedule.schedule import Schedule
 
 
-class Told(TypedDict, total=False):
-    """What a runner may be told besides plan, data and settings.
+class RunnerArgs(TypedDict, total=False):
+    """Arguments of a runner besides plan, data and settings.
 
     Attributes:
         schedule: Another schedule for the same stages.

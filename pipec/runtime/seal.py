@@ -1,4 +1,4 @@
-"""What makes a checkpoint safe to read: a digest of every file, and of what is said about them.
+"""What makes a checkpoint safe to read: a digest of every file, and of the record about them.
 
 ```text
 round-20/sha256.json    {"round": 20, "model": "8d10...", "seal": "77e1...", "files":
@@ -36,8 +36,8 @@ def write_seal(place: Path, files: Mapping[str, Sealed], number: int, model: str
         number: The round before which it was made.
         model: Digest of the model that it belongs to.
     """
-    told = {"files": files, "round": number, "model": model}
-    text = json.dumps({**told, "seal": _digest(told)}, indent=1)
+    data = {"files": files, "round": number, "model": model}
+    text = json.dumps({**data, "seal": _digest(data)}, indent=1)
     (place / _SEAL).write_text(text, encoding="utf-8")
 
 
@@ -49,15 +49,15 @@ def read_seal(place: Path, number: int, model: str) -> dict[str, Sealed]:
             model.
     """
     try:
-        told = json.loads((place / _SEAL).read_text(encoding="utf-8"))
-        seal, files = told.pop("seal"), dict(told["files"])
+        data = json.loads((place / _SEAL).read_text(encoding="utf-8"))
+        seal, files = data.pop("seal"), dict(data["files"])
         _ = [(file["sha256"], file["entries"]) for file in files.values()]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise PlanError("a checkpoint has no digests", where=place / _SEAL, got=error) from error
-    if seal != _digest(told):
+    if seal != _digest(data):
         raise PlanError("the checkpoint is damaged", where=place / _SEAL, got="another seal")
     for what, want in (("round", number), ("model", model)):
-        if (got := told.get(what)) != want:
+        if (got := data.get(what)) != want:
             raise PlanError(f"the checkpoint is of another {what}", where=place, got=got, want=want)
     return files
 
@@ -73,5 +73,5 @@ def check_file(path: Path, want: str) -> None:
         raise PlanError("the checkpoint is damaged", where=path, got=got[:12], want=want[:12])
 
 
-def _digest(told: Mapping[str, object]) -> str:
-    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+def _digest(data: Mapping[str, object]) -> str:
+    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()

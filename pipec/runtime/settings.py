@@ -59,15 +59,15 @@ class Settings:
         Raises:
             PlanError: They are asked to, but the schedule has no flush.
         """
-        asked = self.clip is not None or self.on_nan == "skip" or self.loss_scale is not None
-        if asked and not schedule.rule.flush:
+        known = self.clip is not None or self.on_nan == "skip" or self.loss_scale is not None
+        if known and not schedule.rule.flush:
             raise PlanError(
                 "gradients can be clipped, scaled or judged together only where all weights change "
                 "at once",
                 got=f"schedule {schedule.name}",
                 want="a schedule with a flush, such as 1f1b",
             )
-        return asked or (self.on_nan == "stop" and schedule.rule.flush)
+        return known or (self.on_nan == "stop" and schedule.rule.flush)
 
     def __post_init__(self) -> None:
         if self.on_nan not in (known := get_args(OnNan)):

@@ -83,10 +83,10 @@ def is_wanted(executor: Executor, name: str) -> bool:
 
 
 def list_changed(executor: Executor, entries: Mapping[str, torch.Tensor]) -> list[str]:
-    """What the run that saved the entries was told otherwise; what this one was told counts."""
+    """Settings that the run that saved the entries had otherwise; those of this run count."""
     before = unpack_entries("run", entries).get("told", {})
     mine = going_on(executor).items()
-    return [f"{n} {told}, not {before[n]}" for n, told in mine if before.get(n, told) != told]
+    return [f"{n} {value}, not {before[n]}" for n, value in mine if before.get(n, value) != value]
 
 
 def restore(executor: Executor, entries: Mapping[str, torch.Tensor]) -> list[str]:

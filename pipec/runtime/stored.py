@@ -82,8 +82,8 @@ def _files(path: Path) -> dict[str, Path]:
     indices = sorted(path.glob(_INDEX))
     if indices:
         with _reading(indices[0]):
-            told = json.loads(indices[0].read_text(encoding="utf-8"))["weight_map"]
-        return {str(name): path / Path(str(file)).name for name, file in told.items()}
+            data = json.loads(indices[0].read_text(encoding="utf-8"))["weight_map"]
+        return {str(name): path / Path(str(file)).name for name, file in data.items()}
     found = {n: file for file in sorted(path.glob("*.safetensors")) for n in _names(file)}
     if not found:
         raise PlanError("a directory holds no weights", got=path, want="*.safetensors")

@@ -1,4 +1,4 @@
-"""The training loop around rounds of a schedule: what is told, and when."""
+"""The training loop around rounds of a schedule: what is reported, and when."""
 
 import math
 import time
@@ -99,7 +99,7 @@ def train(
 
 
 def summary(program: Program, found: Figures, number: int) -> Step:
-    """What is told of one round.
+    """What is reported of one round.
 
     Args:
         program: What ran.

@@ -149,7 +149,7 @@ _T = TypeVar("_T")
 
 
 def until(ask: Callable[[], _T | None]) -> Generator[bool, None, _T]:
-    """Ask again and again until the answer is there, and give it."""
+    """Poll until the result is there, and return it."""
     while (found := ask()) is None:
         yield False
     yield True

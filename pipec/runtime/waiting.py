@@ -61,7 +61,7 @@ class Watch:
     def __init__(self, store: Store, rank: int, world: int, timeout: timedelta) -> None:
         self._store, self._rank, self._world = PrefixStore("waits", store), rank, world
         self._long = min(_LONG_SECONDS, timeout.total_seconds() / 4)
-        self._ended, self._told = threading.Event(), 0
+        self._ended, self._count = threading.Event(), 0
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
 
     def __enter__(self) -> Self:
@@ -86,10 +86,10 @@ class Watch:
         waits = what is not None and time.monotonic() - _Now.since > self._long
         if waits:
             place = where() if where else "outside the rounds"
-            self._store.set(str(self._rank), f"{self._told} {place}: waiting for {what}")
-        elif self._told:
+            self._store.set(str(self._rank), f"{self._count} {place}: waiting for {what}")
+        elif self._count:
             self._store.delete_key(str(self._rank))
-        self._told = self._told + 1 if waits else 0
+        self._count = self._count + 1 if waits else 0
 
     def stand_still(self, mine: str) -> str | None:
         """The ranks that do not say that they wait, and who waits for them; None if all do.
@@ -102,17 +102,17 @@ class Watch:
         self._store.set(str(self._rank), f"{_LAST} {mine}")
         before = self._read_others()
         time.sleep(self._long / 4)
-        said = {
+        others = {
             k: text.partition(" ")[2]
             for k, text in self._read_others().items()
             if text != before.get(k) or text.startswith(_LAST)
         }
-        silent = [k for k in range(self._world) if k not in said and k != self._rank]
+        silent = [k for k in range(self._world) if k not in others and k != self._rank]
         if not silent:
             return None
         named = re.compile(rf"\brank ({'|'.join(map(str, silent))})\b")
-        waiting = [f"rank {k} is in {text}" for k, text in said.items() if named.search(text)]
-        waiting = waiting or [f"rank {k} is in {text}" for k, text in list(said.items())[:1]]
+        waiting = [f"rank {k} is in {text}" for k, text in others.items() if named.search(text)]
+        waiting = waiting or [f"rank {k} is in {text}" for k, text in list(others.items())[:1]]
         ranks = f"rank{'s' if len(silent) > 1 else ''} {', '.join(map(str, silent))}"
         return "; ".join([f"{ranks}: {STANDS_STILL}", *waiting])
 

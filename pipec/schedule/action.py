@@ -1,4 +1,4 @@
-"""The words of a schedule: what a device can be told to do, and its text form ``2F0``.
+"""The words of a schedule: the kinds of actions of a device, and their text form ``2F0``.
 
 ```text
 2F0          forward of microbatch 0 on stage 2

@@ -100,9 +100,9 @@ def parse_options(name: str, given: Mapping[str, str]) -> dict[str, object]:
     """
     plain, options = parse_one(name, ScheduleError)
     function = generator(plain)
-    told = [k.replace("-", "_") for k in (*options, *given)]
-    _check_once(plain, told)
-    options = dict(zip(told, (*options.values(), *given.values()), strict=True))
+    keys = [k.replace("-", "_") for k in (*options, *given)]
+    _check_once(plain, keys)
+    options = dict(zip(keys, (*options.values(), *given.values()), strict=True))
     _check_known(plain, function, options)
     hints = {**OPTIONS, **typing.get_type_hints(function)}
     return {
@@ -225,7 +225,7 @@ def stages_on(name: str, devices: int, microbatches: int) -> int:
 
     Raises:
         PipecError: The name is unknown.
-        ScheduleError: No number of stages does; the first reason is told.
+        ScheduleError: No number of stages does; the message has the first reason.
 
     Example:
         >>> [stages_on(s, 4, 12) for s in ("1f1b", "zbv", "pipedream{replicas=3,1}", "pipefb")]

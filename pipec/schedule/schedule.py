@@ -108,7 +108,7 @@ class Schedule:
         channels: What flows where, sorted by kind.
         lanes: Which actions run side by side.
         inserted: The passes that have run: "comm", "offload", "reduce", "steps".
-        options: What the generator was told, for the record.
+        options: The options of the generator, for the record.
         state_beside: Compute actions of a device beside which the optimizer's state leaves, and
             comes back; 0 where no actions copy it.
         joint: Sets of devices whose steps of an update come together, behind the rows of all of

@@ -83,9 +83,9 @@ def compact(schedule: Schedule, waits: Dependencies, queue: Lanes, *, whole: boo
     places = _Places(schedule, waits, queue)
     passing, following = np.zeros((2, len(queue.names)), dtype=bool)
     if not whole and places.columns:
-        led = places.find_following()
-        passing = led & np.array([lane.receives for lane in queue.names])
-        following = places.followers(led, passing)
+        queued = places.find_following()
+        passing = queued & np.array([lane.receives for lane in queue.names])
+        following = places.followers(queued, passing)
     return places.renumber(passing, following)
 
 
@@ -144,11 +144,11 @@ class _Places:
         found[taken] = np.logical_and.reduceat(holds, self.start[taken])
         return found
 
-    def followers(self, led: Bool, passing: Bool) -> Bool:
-        """Of the other lanes that are led those whose leaders take turns and lead only them."""
+    def followers(self, queued: Bool, passing: Bool) -> Bool:
+        """Of the other lanes that follow one, those whose leaders take turns and lead only them."""
         first = self.columns[0]
-        own = self._on(led & ~passing)
-        own = own[~led[self.lane[first[own]]]]
+        own = self._on(queued & ~passing)
+        own = own[~queued[self.lane[first[own]]]]
         leads = np.full(self.count, -1, dtype=self.lane.dtype)
         leads[first[own[::-1]]] = self.lane[own[::-1]]  # of several, the last to be written stays
         only = np.zeros(self.count, dtype=bool)
@@ -163,8 +163,8 @@ class _Places:
         number = np.empty(self.count + 2, dtype=np.int32)
         number[turns] = np.arange(n, dtype=np.int32)
         number[self.count :] = 2 * n, 2 * n + 1
-        hosts, led = self._find_leaders(following)
-        number[led] = follows = number[hosts] + np.int32(n)
+        hosts, hosted = self._find_leaders(following)
+        number[hosted] = follows = number[hosts] + np.int32(n)
         sends, dropped = self._find_leaders(passing)
         number[dropped] = number[sends]
         waits = np.full((n, len(self.columns) + 2), 2 * n, dtype=np.int32)
@@ -172,15 +172,15 @@ class _Places:
             waits[:, k] = number[column[turns]]
         waits[1:, -2] = np.arange(n - 1, dtype=np.int32)
         waits[start[:-1][turning & (self.size > 0)], -2] = 2 * n
-        onward = self.lane[led[1:]] == self.lane[led[:-1]]
+        onward = self.lane[hosted[1:]] == self.lane[hosted[:-1]]
         waits[follows[1:][onward] - n, -1] = follows[:-1][onward]
         order = self.queue.order
         return Compact(
-            order[turns], waits, start, order[led], follows, order[dropped], order[sends]
+            order[turns], waits, start, order[hosted], follows, order[dropped], order[sends]
         )
 
     def _find_leaders(self, lanes: Bool) -> tuple[Int32, Int64]:
-        """What the actions on some led lanes wait for, and where these are."""
+        """What the actions on some following lanes wait for, and where these are."""
         places = self._on(lanes)
         first = self.columns[0] if self.columns else np.empty(0, np.int32)
         return first[places], places

@@ -24,7 +24,7 @@ def simulate(schedule: Schedule | Prepared, times: Times, memory: Memory | None 
         memory: Bytes per stage, for memory over time.
 
     Raises:
-        ScheduleError: The schedule deadlocks; the shortest cycle of waits is told.
+        ScheduleError: The schedule deadlocks; the shortest cycle of waits is shown.
 
     Example:
         >>> from pipec.schedule.registry import generate
@@ -40,6 +40,6 @@ def simulate(schedule: Schedule | Prepared, times: Times, memory: Memory | None 
 
 
 def from_json(schedule: Schedule, data: Mapping[str, Any]) -> Timeline:
-    """The timeline that `Timeline.to_json` told of: the same schedule simulated again."""
+    """The timeline that `Timeline.to_json` describes: the same schedule simulated again."""
     times = Times.from_json(data["times"])
     return simulate(schedule, times, Memory.from_json(data["memory"]))

@@ -162,7 +162,7 @@ class Held:
         """Values on their way: at the sender until sent, at the receiver until consumed.
 
         With a transport that posts receives ahead (`Memory.slots`), from the post; and until an
-        answer proves that they came.
+        reply proves that they came.
         """
         found = []
         posted = Posted(self.schedule, self.end, memory.slots) if memory.slots else None

@@ -106,18 +106,18 @@ class BackendConformance:
 
     def test_an_option_of_nobody_is_refused_by_name(self) -> None:
         """The message names the option and the target."""
-        said = ""
+        text = ""
         try:
             self._plan(*_make_seeded(self.models[0]), no_such_option=1)
         except BackendError as error:
-            said = str(error)
-        assert f"the target {self.target} has no option no_such_option" in said
+            text = str(error)
+        assert f"the target {self.target} has no option no_such_option" in text
 
     def _plan(self, model: nn.Module, x: Tensor, **options: Any) -> Plan:
         devices = load_backend(self.target).devices
-        told = {**self.options, **options}
+        merged = {**self.options, **options}
         return pipec.compile(
-            model, x, devices, target=self.target, schedule="inference", microbatches=2, **told
+            model, x, devices, target=self.target, schedule="inference", microbatches=2, **merged
         )
 
     def _error(self, directory: Path, model: nn.Module, x: Tensor) -> float:

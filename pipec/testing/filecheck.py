@@ -33,18 +33,18 @@ def check_file(path: Path) -> None:
     """
     text = path.read_text(encoding="utf-8")
     header = header_of(text)
-    told = dict(header)
+    fields = dict(header)
     checks = [(name, words) for name, words in header if name.startswith("CHECK")]
-    assert checks or "ERROR" in told, f"{path} expects nothing"
+    assert checks or "ERROR" in fields, f"{path} expects nothing"
     try:
-        plan = plan_from_text(text, parse_cluster(told.get("devices", "2xh100")))
-        found = plan_to_python(run_passes(parse_pipeline(told["passes"]), plan))
+        plan = plan_from_text(text, parse_cluster(fields.get("devices", "2xh100")))
+        found = plan_to_python(run_passes(parse_pipeline(fields["passes"]), plan))
     except PipecError as error:
-        if "ERROR" not in told:
+        if "ERROR" not in fields:
             raise
-        found, checks = str(error), [("CHECK", told["ERROR"])]
+        found, checks = str(error), [("CHECK", fields["ERROR"])]
     else:
-        assert "ERROR" not in told, f"{path}: no error, want {told['ERROR']!r}"
+        assert "ERROR" not in fields, f"{path}: no error, want {fields['ERROR']!r}"
     check(found, checks)
 
 

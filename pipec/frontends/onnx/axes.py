@@ -169,8 +169,8 @@ def _evaluate(evaluation: Evaluation, axes: Axes, sizes: Sizes, options: LoadOpt
     given: Mapping[str, tuple[int, ...]] = {**options.shapes, **shapes}
     found = evaluate_model(evaluation.model.written, replace(options, shapes=given))
     if _skeleton(found) != _skeleton(evaluation):
-        told = ", ".join(f"{n}={s}" for n, s in sizes.items())
-        raise FrontendError(f"the model takes other branches at {told}")
+        text = ", ".join(f"{n}={s}" for n, s in sizes.items())
+        raise FrontendError(f"the model takes other branches at {text}")
     return found
 
 

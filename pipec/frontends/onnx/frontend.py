@@ -66,31 +66,31 @@ class OnnxFrontend(Frontend):
             graph = graph_of(evaluation, source, loss)
             return Loaded(graph, {**traced, **loss.inputs}, _loss_of(original, loss))
         graph = graph_of(evaluation, source)
-        told = _name_quantised(graph, evaluation)
-        inner = Original(evaluation.model.written, evaluation.inputs, told) if told else None
+        names = _name_quantised(graph, evaluation)
+        inner = Original(evaluation.model.written, evaluation.inputs, names) if names else None
         graph = _with_loss(graph, spec) if options.with_loss else graph
 
         def resize(shapes: Mapping[str, tuple[int, ...]]) -> Graph:
-            told = replace(options, shapes={**options.shapes, **shapes})
-            other = evaluate_model(evaluation.model.written, told, growth.computed)
-            return graph_of(other, source_of(other.model, told))
+            changed = replace(options, shapes={**options.shapes, **shapes})
+            other = evaluate_model(evaluation.model.written, changed, growth.computed)
+            return graph_of(other, source_of(other.model, changed))
 
         return Loaded(graph, traced, original, inner=inner, axes=axes, resized=resize)
 
 
 def source_of(model: ModelFile, options: LoadOptions) -> Source:
     """What a graph of the model says about where it came from."""
-    told: dict[str, object] = {}
+    used: dict[str, object] = {}
     if options.shapes:
-        told["shapes"] = {name: list(shape) for name, shape in sorted(options.shapes.items())}
+        used["shapes"] = {name: list(shape) for name, shape in sorted(options.shapes.items())}
     if options.bind:
-        told["bind"] = {name: list(values) for name, values in sorted(options.bind.items())}
+        used["bind"] = {name: list(values) for name, values in sorted(options.bind.items())}
     if options.training:
-        told["training"] = True
+        used["training"] = True
     if options.loss:
-        told["loss"] = options.loss
-    told |= {name: True for name in ("open", "paired") if getattr(options, name)}
-    return Source("onnx", str(model.path or ""), model.digest(), told)
+        used["loss"] = options.loss
+    used |= {name: True for name in ("open", "paired") if getattr(options, name)}
+    return Source("onnx", str(model.path or ""), model.digest(), used)
 
 
 class _OfAll(nn.Module):
@@ -259,18 +259,19 @@ class Original:
     Args:
         model: The model.
         inputs: Example inputs; arrays among them are bound and always fed.
-        told: Names to give values under, to the model's; by default those of its outputs.
+        names: Names to give values under, to the model's; by default those of its outputs.
     """
 
     def __init__(
-        self, model: ModelFile, inputs: Mapping[str, object], told: Mapping[str, str] | None = None
+        self, model: ModelFile, inputs: Mapping[str, object], names: Mapping[str, str] | None = None
     ) -> None:
-        self._model, self._told = model, told or {o.name: o.name for o in model.proto.graph.output}
+        self._model = model
+        self._names = names or {o.name: o.name for o in model.proto.graph.output}
         self._bound = {n: v for n, v in inputs.items() if isinstance(v, np.ndarray)}
 
     @cached_property
     def _session(self) -> Any:
-        return session(self._model, self._told.values())
+        return session(self._model, self._names.values())
 
     def __call__(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Values by name for inputs by name.
@@ -279,9 +280,9 @@ class Original:
             FrontendError: onnxruntime refuses the model or the inputs.
         """
         fed: dict[str, Array] = {**self._bound, **{n: to_array(t) for n, t in inputs.items()}}
-        names = list(self._told.values())
+        names = list(self._names.values())
         found = _guard(self._model, lambda: self._session.run(names, fed))
-        return {n: to_tensor(np.asarray(a)) for n, a in zip(self._told, found, strict=True)}
+        return {n: to_tensor(np.asarray(a)) for n, a in zip(self._names, found, strict=True)}
 
 
 def _loss_of(model: Original, loss: Loss) -> Callable[[Mapping[str, Tensor]], dict[str, Tensor]]:

@@ -1,6 +1,6 @@
 """An If whose condition is known becomes the nodes of the branch that it takes.
 
-Only so can the branch be cut and its weights be told apart; inside the If they are one node. The
+Only so can the branch be cut and its weights be distinguished; inside the If they are one node. The
 file keeps its If; what the compiler sees, and what indices of nodes refer to, is the model without.
 """
 

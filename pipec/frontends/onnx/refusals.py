@@ -6,7 +6,7 @@ that computes the right numbers and has no gradient.
 """
 
 
-class Refused(Exception):  # noqa: N818 - an answer, not an error
+class Refused(Exception):  # noqa: N818 - a way is refused, which is no error
     """This way of running a node does not apply.
 
     Args:

@@ -147,8 +147,8 @@ def _by_onnx(proto: ModelProto) -> str | None:
         onnx.shape_inference.infer_shapes(lean, check_type=True, strict_mode=True)
     except ENGINE_ERRORS as error:
         return None if _loads(lean) else first_line(error)
-    said = _refusal(lean) if any(standard(n.domain) for n in lean.graph.node) else ""
-    return said if "Type Error" in said else None
+    text = _refusal(lean) if any(standard(n.domain) for n in lean.graph.node) else ""
+    return text if "Type Error" in text else None
 
 
 def _loads(lean: ModelProto) -> bool:

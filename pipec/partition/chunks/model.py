@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 SCALE = 2.0**30
 """Of whole numbers to the largest load: what is rounded off is less than counts as equal.
 
-With 2**34 and more, CP-SAT 9.15 calls answers optimal that are not (a test has one)."""
+With 2**34 and more, CP-SAT 9.15 calls solutions optimal that are not (a test has one)."""
 BYTES = 2.0**30
 """Of whole numbers to the bytes of the largest unit."""
 

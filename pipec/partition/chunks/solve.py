@@ -46,7 +46,7 @@ def solve_chunks(
         The cut; ``stage`` is the chunk, ``assignment`` the device, ``loads`` are per device.
 
     Raises:
-        PartitionError: A cyclic graph, unlike devices, a memory limit that nothing met, or OR-tools
+        PartitionError: A cyclic graph, unlike devices, a memory limit that none keeps, or OR-tools
             is not installed.
     """
     began = perf_counter()

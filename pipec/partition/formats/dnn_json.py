@@ -64,7 +64,7 @@ def parse_dnn_json(text: str, where: str) -> Workload:
     except ValueError as error:  # of its schema, or a number too long to be read
         raise PartitionError("the cost graph is malformed", where=where, got=error) from error
     index = {node.id: number for number, node in enumerate(file.nodes)}
-    names = Counter(str(node.id) for node in file.nodes)  # 1 and "1" would have one in the answer
+    names = Counter(str(node.id) for node in file.nodes)  # 1 and "1" would have one in the result
     if twice := [name for name, times in names.items() if times > 1]:
         raise PartitionError("two nodes have the same id", where=where, got=twice[0])
     graph = _graph(file.nodes, _values(file.edges, index, where))

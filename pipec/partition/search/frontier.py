@@ -41,7 +41,7 @@ class Path:
 
 
 class OutOfTimeError(Exception):
-    """Signals that a search met its deadline; never leaves this package."""
+    """Signals that a search reached its deadline; never leaves this package."""
 
 
 @dataclass(eq=False)
@@ -169,7 +169,7 @@ class _Move:
             least = self.family.ref[ends[0]] - self.capacity
             first = int(np.searchsorted(ref, least, "left"))
             last = int(np.searchsorted(ref, self.family.ref[ends[-1]] * (1 + TOLERANCE), "right"))
-            # blocks that stay in cache; near ones first, as they are more often the answer
+            # blocks that stay in cache; near ones first, as they are more often the best
             for high in range(last, first, -size):
                 if perf_counter() > self.deadline:
                     raise OutOfTimeError
