@@ -111,8 +111,8 @@ def replacing(path: Path) -> Iterator[Path]:
             final = path.resolve()
             for left in find_leftovers(final.parent, ".pipec"):
                 left.unlink(missing_ok=True)
-            mine = f".pipec.{os.getpid()}.{threading.get_ident()}"
-            temporary = final.with_name(mine + path.suffix)
+            prefix = f".pipec.{os.getpid()}.{threading.get_ident()}"
+            temporary = final.with_name(prefix + path.suffix)
         with unwound_by(signal.SIGTERM):
             yield temporary
             if temporary != final:

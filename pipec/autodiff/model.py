@@ -139,10 +139,10 @@ def share_training(training: Training, original: Graph, twin: Graph) -> Training
         Graphs that share their modules with ``training`` and carry the names of ``twin``.
     """
     entering, leaving = dict[tuple[str, str], str](), dict[tuple[str, str], str]()
-    for mine, other in zip(original.inputs, twin.inputs, strict=True):
-        entering[mine.kind, mine.name] = other.name
-        if mine.kind in _GRADIENT_OF:
-            leaving[_GRADIENT_OF[mine.kind], mine.name] = other.name
+    for own, other in zip(original.inputs, twin.inputs, strict=True):
+        entering[own.kind, own.name] = other.name
+        if own.kind in _GRADIENT_OF:
+            leaving[_GRADIENT_OF[own.kind], own.name] = other.name
     for o, other_o in zip(original.outputs, twin.outputs, strict=True):
         leaving[o.kind, o.name] = other_o.name
         if o.kind in (OutputKind.VALUE, OutputKind.LOSS):

@@ -79,13 +79,13 @@ class _Splitter:
         return F, B
 
     def inputs_weights(self) -> tuple[Graph, Graph]:
-        mine = ancestors(self._received) - self._forward
-        mine = {n for n in mine if n.op == "call_function"}
+        shared = ancestors(self._received) - self._forward
+        shared = {n for n in shared if n.op == "call_function"}
         again = self._needs(self._received, self._forward)[0] & self._forward
-        mine |= again
-        mine |= self._items_of(mine)
-        w_nodes, w_read = self._needs(self._weights, self._forward | mine, made=mine)
-        kept = [n for n in w_read if n in mine or n in self._gradient_inputs]
+        shared |= again
+        shared |= self._items_of(shared)
+        w_nodes, w_read = self._needs(self._weights, self._forward | shared, made=shared)
+        kept = [n for n in w_read if n in shared or n in self._gradient_inputs]
         roots = [*self._received, *kept, *self._gradient_inputs]
         i_nodes, i_read = self._needs(roots, self._forward)
         outputs = [*self._gradients(received=True, weights=False), *_list_saved(kept)]

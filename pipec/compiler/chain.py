@@ -37,9 +37,9 @@ def run_chain(
         progress(f"running stage {stage.index} of {len(plan.stages)}")
         low = lower(stage.graph)
         arrived = {t.value: boxes.pop(t.channel) for t in low.receives}
-        mine = {i.name: inputs[i.name] for i in low.graph.inputs_of(InputKind.INPUT)}
+        fed = {i.name: inputs[i.name] for i in low.graph.inputs_of(InputKind.INPUT)}
         with user_code(f"stage {stage.index} failed", error=BackendError):
-            results = {**arrived, **run({**mine, **arrived})}
+            results = {**arrived, **run({**fed, **arrived})}
         wanted = [o.name for o in low.graph.outputs]
         if lacking := [name for name in wanted if not isinstance(results.get(name), Tensor)]:
             raise BackendError(

@@ -177,20 +177,20 @@ class CutSearch:
         rank = topological_order(self.units.size, self.units.succ)
         saved, fine = self._bytes[1] + 1e-9, np.zeros(self.units.size, np.int64)
         for k in range(count):
-            mine = np.array([u for u in rank if stage[u] == k])
-            if len(mine) < parts:
+            own = np.array([u for u in rank if stage[u] == k])
+            if len(own) < parts:
                 raise PartitionError(
                     "a stage cannot be cut into so many parts",
                     where=f"stage {k} of {count}",
-                    got=f"{parts} parts of {len(mine)} placement units",
+                    got=f"{parts} parts of {len(own)} placement units",
                     hint="fewer parts, or fewer stages",
                 )
-            sums = saved[mine].cumsum()
+            sums = saved[own].cumsum()
             ends = np.searchsorted(sums, sums[-1] * np.arange(1, parts) / parts) + 1
             turn = np.arange(parts - 1)  # no part is empty
             ends = np.maximum.accumulate(ends - turn) + turn
-            ends = np.minimum(ends, len(mine) - parts + 1 + turn)
-            fine[mine] = k * parts + np.searchsorted(ends, np.arange(len(mine)), side="right")
+            ends = np.minimum(ends, len(own) - parts + 1 + turn)
+            fine[own] = k * parts + np.searchsorted(ends, np.arange(len(own)), side="right")
         timeline = self.predict(fine[self.units.of_node])
         bound = min(self._least(), timeline.seconds)
         return Cut(fine[self.units.of_node], timeline, bound, f"{whole.method}, each in parts")

@@ -77,8 +77,8 @@ def _longer(plan: Plan, own: Schedule) -> Callable[[int], Schedule]:
     def make(microbatches: int) -> Schedule:
         return complete(generate(own.name, own.stages, microbatches, **own.options), plan)
 
-    again, mine = make(own.microbatches).columns(), own.columns()
-    if not all(np.array_equal(again[name], column) for name, column in mine.items()):
+    again, columns = make(own.microbatches).columns(), own.columns()
+    if not all(np.array_equal(again[name], column) for name, column in columns.items()):
         raise PlanError(
             "the schedule is not what its generator makes, so it cannot go on without draining",
             where=f"schedule {own.name}",

@@ -280,9 +280,9 @@ class Fit:
         """A stage's part of the room of a device; the others' that can take no less is theirs."""
         if stage in floors:
             return floors[stage]
-        mine = self._stages_of(device)
-        left = room[device] - sum(floors[s] for s in mine if s in floors)
-        whole = sum(self._wanted[s] for s in mine if s not in floors)
+        own = self._stages_of(device)
+        left = room[device] - sum(floors[s] for s in own if s in floors)
+        whole = sum(self._wanted[s] for s in own if s not in floors)
         return max(float(left * self._wanted[stage] / whole if whole else left), 0.0)
 
     def _choice(self, stage: int, room: Floats, floors: dict[int, float]) -> Residency:
@@ -415,8 +415,8 @@ class Fit:
     def _other(self, plan: Plan) -> str | None:
         """A schedule, or a count of microbatches, with which the stages of a plan fit."""
         name, m, n = self.schedule.name, self.schedule.microbatches, len(self.plan.stages)
-        mine, given = placing(self.schedule), self.schedule.options
-        others = {k: v for k, v in mine.items() if k != "chunks"}
+        placed, given = placing(self.schedule), self.schedule.options
+        others = {k: v for k, v in placed.items() if k != "chunks"}
         tries = (name, given, m // 2), ("1f1b", others, m), ("1f1b", others, max(n, m // 2))
         for other, options, count in tries:
             if count < 1 or (other, count) == (name, m):
@@ -429,7 +429,7 @@ class Fit:
             except PipecError:
                 continue
             if (peaks <= self.limits).all():
-                order = format_options(other, mine if options is given else others)
+                order = format_options(other, placed if options is given else others)
                 return f"schedule {order} with {count} microbatches fits"
         return None
 
@@ -437,12 +437,12 @@ class Fit:
         """What would fit, or may: other schedules, more freedom."""
         if other := self._other(plan):
             return other
-        name, mine = self.schedule.name, placing(self.schedule)
+        name, placed = self.schedule.name, placing(self.schedule)
         more = [t for t, able in (("recompute=true", self.recompute), ("insert-offload", self.host))
                 if not able]  # fmt: skip
         if self.schedule.rule.alike and ActionKind.I not in self.schedule.kind:  # it yields to W
             more.append("differentiate{recompute=all}")
         more += ["fewer microbatches in flight", "more stages"]
         if self.host and self.schedule.rule.flush and "parts" not in self.schedule.options:
-            more.append(f"stages in parts ({format_options(name, {**mine, 'parts': 4})})")
+            more.append(f"stages in parts ({format_options(name, {**placed, 'parts': 4})})")
         return f"{', '.join(more)} take less memory, but perhaps still too much"

@@ -123,10 +123,10 @@ def whole_layers(graph: Graph, layers: Layers) -> IntArray:
             home[nodes] = named.min()
     at = {n.name: k for k, n in enumerate(graph.calls)}
     for k in np.flatnonzero(home == NONE).tolist():
-        mine = np.flatnonzero(units == units[k]).tolist() if units[k] >= 0 else [k]
-        reads = (p.name for m in mine for p in graph.calls[m].all_input_nodes)
-        home[mine] = max((home[at[name]] for name in reads if name in at), default=0)
-        home[mine] = home[mine].clip(0)
+        unit = np.flatnonzero(units == units[k]).tolist() if units[k] >= 0 else [k]
+        reads = (p.name for m in unit for p in graph.calls[m].all_input_nodes)
+        home[unit] = max((home[at[name]] for name in reads if name in at), default=0)
+        home[unit] = home[unit].clip(0)
     return home
 
 

@@ -222,10 +222,10 @@ class Outline:
         nodes, inputs = self.graph.nodes, {i.node for i in self.graph.inputs_of(InputKind.INPUT)}
         ends = {o.node for o in self.graph.outputs_of(OutputKind.OUTPUT)} & of.keys()
         for s, row in enumerate(rows):
-            mine = [nodes[name] for name in row]
-            given = {r.name: r for n in mine for r in n.all_input_nodes if r.name in inputs}
-            leave = {n.name for n in mine if any(of.get(u.name, s) != s for u in n.users)}
-            order = [*given.values(), *mine]
+            calls = [nodes[name] for name in row]
+            given = {r.name: r for n in calls for r in n.all_input_nodes if r.name in inputs}
+            leave = {n.name for n in calls if any(of.get(u.name, s) != s for u in n.users)}
+            order = [*given.values(), *calls]
             names = {n.name for n in order}
             room = peak_of([life(n) for n in order], leave | (ends & names), names)[0]
             kept = {holder(nodes[name]) for name in ends & names}
@@ -287,11 +287,11 @@ class Outline:
         values, of a sum's operands, counts once.
         """
         calls, passed = self._backward.calls, self._backward.passed
-        mine = {n for name in row for n in calls.get(name, ())}
-        leads = {n for n in mine if any(u in passed and u not in mine for u in n.users)}
-        early = ancestors(leads) & mine
+        nodes = {n for name in row for n in calls.get(name, ())}
+        leads = {n for n in nodes if any(u in passed and u not in nodes for u in n.users)}
+        early = ancestors(leads) & nodes
         early |= {u for n in early for u in n.users if u.target is operator.getitem}
-        late = (mine & passed) - early
+        late = (nodes & passed) - early
         read = {r for n in late for r in n.all_input_nodes if r not in late}
         return self._count_kept(row, read | {n for n in early if not passed.issuperset(n.users)})
 
@@ -367,8 +367,8 @@ def _trace(model: Graph, needs: frozenset[str]) -> _Backward:
     passed = set[fx.Node]()
     for n in reversed(back):
         calls[origin(n).name].append(n)
-        mine = [r for r in n.all_input_nodes if r not in given]
-        reads[origin(n).name] += [r for r in mine if r in forward or r.op == "placeholder"]
+        others = [r for r in n.all_input_nodes if r not in given]
+        reads[origin(n).name] += [r for r in others if r in forward or r.op == "placeholder"]
         if n.target is not _SUM or not passed.isdisjoint(n.users):
             passed.add(n)
     kinds = (InputKind.PARAMETER, InputKind.CONSTANT)

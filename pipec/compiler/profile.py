@@ -272,7 +272,7 @@ class Profiler:
             row.round()
         waiting.wait()
 
-    def _share(self, mine: dict[str, StageCost], handling: float) -> Profile:
+    def _share(self, costs: dict[str, StageCost], handling: float) -> Profile:
         """Everybody's stages, and messages between the first two ranks."""
         device, messages = self._device.torch, None
         if self._world > 1:
@@ -282,7 +282,7 @@ class Profiler:
             )
             if messages is not None:
                 messages = replace(messages, slots=self._transport.slots)
-        shared = exchange(to_builtins([mine, messages]))
+        shared = exchange(to_builtins([costs, messages]))
         parts, found = [convert(part, dict[str, StageCost]) for part, _ in shared], shared[0][1]
         return Profile(_merge(parts), convert(found, MessageCost | None))
 

@@ -307,5 +307,5 @@ def _costs(plan: Plan, stages: Sequence[Stage], chosen: Sequence[Fates]) -> Cost
 def _rewrite(stage: Stage, residency: Fates, slots: list[HostSlot]) -> Stage:
     assert stage.training is not None
     training = recompute_values(stage.training, residency.recompute)
-    mine = {s.name: s.values for s in slots if s.stage == stage.index}
-    return replace(stage, training=offload(training, mine))
+    hosted = {s.name: s.values for s in slots if s.stage == stage.index}
+    return replace(stage, training=offload(training, hosted))

@@ -91,9 +91,9 @@ def stage_work(plan: Plan) -> list[StageWork]:
 
 def working_bytes(training: Training) -> dict[str, int]:
     """Most bytes of recomputed values that are alive at a time while B, I or W runs, of each."""
-    mine = {n.name for n in training.F.calls}
+    computed = {n.name for n in training.F.calls}
     return {
-        kind: peak_live_bytes(g, {n.name for n in g.calls if n.name in mine and not is_comm(n)})
+        kind: peak_live_bytes(g, {n.name for n in g.calls if n.name in computed and not is_comm(n)})
         for kind, g in training.graphs.items()
         if kind != "F"
     }

@@ -353,8 +353,8 @@ class _Check:
         packed = {n: t for n, t in sent.items() if origin(graph.node(n)).op == PACK}
         want, checks = self._run(graph, inputs, set(sent), packed, self.tolerance)
         plain, _ = self._run(self.model.graph, inputs, set(pairs.values()))
-        theirs = {n: plain[OutputKind.VALUE, value] for n, value in pairs.items()}
-        kept, more = self._run(graph, inputs, set(), theirs, packing_step(graph))
+        reference = {n: plain[OutputKind.VALUE, value] for n, value in pairs.items()}
+        kept, more = self._run(graph, inputs, set(), reference, packing_step(graph))
         return want, [*checks, *more, *self._of_outputs(kept, originals)]
 
     @property
@@ -372,28 +372,28 @@ class _Check:
         return {**self._run(self.planned, inputs, made)[0], **want} if made else want
 
     def _run(
-        self, graph: Graph, inputs: Tensors, values: set[str], theirs: Tensors | None = None,
+        self, graph: Graph, inputs: Tensors, values: set[str], reference: Tensors | None = None,
         tolerance: float = 0.0,
     ) -> _Ran:  # fmt: skip
         """As `_run_graph`, each draw with a seed of its own."""
         of = seed_graph(graph, number_draws(graph, [graph])[0])
         with drawing(partial(stream, self.seed, 0)):
-            return _run_graph(of, inputs, values, theirs, tolerance)
+            return _run_graph(of, inputs, values, reference, tolerance)
 
 
-def _settle(found: Tensor, theirs: Tensor, x: Tensor, scale: Tensor) -> Tensor:
+def _settle(found: Tensor, reference: Tensor, x: Tensor, scale: Tensor) -> Tensor:
     """Integers that ``x / scale`` was rounded to, another engine's at ties one step apart."""
-    if scale.numel() > 1 or found.shape != theirs.shape:
+    if scale.numel() > 1 or found.shape != reference.shape:
         return found
     tie = ((x.double() / scale.double()).remainder(1) - 0.5).abs() < _TIE
-    return torch.where(tie & ((found.int() - theirs.int()).abs() == 1), theirs, found)
+    return torch.where(tie & ((found.int() - reference.int()).abs() == 1), reference, found)
 
 
 def _run_graph(
     graph: Graph,
     inputs: Tensors,
     values: set[str],
-    theirs: Tensors | None = None,
+    reference: Tensors | None = None,
     tolerance: float = 0.0,
 ) -> _Ran:
     """Values by name, and all outputs, of the traced graph; other values are freed early.
@@ -402,7 +402,7 @@ def _run_graph(
         graph: The graph, with weights.
         inputs: By name.
         values: Names of nodes whose values are wanted.
-        theirs: What another engine computed for nodes: it is compared, and goes on instead.
+        reference: What another engine computed for nodes: it is compared, and goes on instead.
         tolerance: Of floats among these; a rounding of their own dtype at the least.
     """
     kept: dict[Yield, Tensor] = {}
@@ -415,8 +415,8 @@ def _run_graph(
     class Capture(fx.Interpreter):
         def run_node(self, n: fx.Node) -> Any:
             result = super().run_node(n)
-            if theirs and n.name in theirs:
-                found, result = result, theirs[n.name]
+            if reference and n.name in reference:
+                found, result = result, reference[n.name]
                 if n.target == QUANTIZE:
                     found = _settle(found, result, *self.fetch_args_kwargs_from_env(n)[0][:2])
                 allow = allow_for(result)

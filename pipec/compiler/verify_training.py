@@ -268,10 +268,10 @@ def chain_stages(
         Gradients by parameter.
     """
     runners = [StageRunner(s) for s in stages]
-    mine = [{n: weights[n] for n in s.weights} for s in stages]
+    own = [{n: weights[n] for n in s.weights} for s in stages]
     values: Tensors = {}
     torch.manual_seed(seed)
-    for stage, runner, held in zip(stages, runners, mine, strict=True):
+    for stage, runner, held in zip(stages, runners, own, strict=True):
         arrived = {v: values[v] for v in stage.incoming}
         values |= runner.forward(0, held, arrived, inputs)[OutputKind.VALUE]
 
@@ -283,7 +283,7 @@ def chain_stages(
         if stage.loss is not None:
             back[stage.loss] = torch.ones((), dtype=stage.loss_dtype)
         given = {n: back[n] for n in stage.training.gradients_in()}
-        outcome = runners[k].backward("B", 0, mine[k], given)
+        outcome = runners[k].backward("B", 0, own[k], given)
         add(back, outcome[OutputKind.GRADIENT])
         add(grads, outcome[OutputKind.WEIGHT_GRADIENT])
     return grads

@@ -212,8 +212,8 @@ class _Search:
         for c in sorted(self.waiting, key=lambda c: (self.waiting[c], c)):
             key = () if self._needs_plan(c) else self.predictor.devices(c)
             alike.setdefault(key, []).append(c)
-        for mine in alike.values():
-            self.time(mine, OF_ALIKE, beside=self.found)
+        for group in alike.values():
+            self.time(group, OF_ALIKE, beside=self.found)
         if not any(p.possible for p in self.found.values()):
             self.time(self.found, 0)
 
@@ -229,11 +229,11 @@ class _Search:
             most: How many are timed at most; if they are all that there is, once one is possible.
             beside: What they are compared with, too.
         """
-        mine = set(candidates)
+        group = set(candidates)
         heap: list[tuple[float, Candidate]] = []
-        for c in mine & self.waiting.keys():
+        for c in group & self.waiting.keys():
             heappush(heap, (self.waiting[c], c))
-        known = mine.union(beside) & self.found.keys()
+        known = group.union(beside) & self.found.keys()
         best = min((self.found[c].seconds for c in known), default=inf)
         done = 0
         while heap and (done < most or (best == inf and not beside)):
@@ -293,12 +293,12 @@ class _Search:
 
 def _more_work(p: Prediction, best: Prediction) -> str:
     """Why devices that are not idle for longer take longer."""
-    mine, others = p.candidate, best.candidate
-    fewer = mine.depth * mine.replicas, others.depth * others.replicas
+    tried, others = p.candidate, best.candidate
+    fewer = tried.depth * tried.replicas, others.depth * others.replicas
     if fewer[0] < fewer[1]:
         return f"devices in use: {fewer[0]} against {fewer[1]}"
-    if mine.microbatch < others.microbatch:
-        return f"microbatches of {mine.microbatch} samples against {others.microbatch}"
+    if tried.microbatch < others.microbatch:
+        return f"microbatches of {tried.microbatch} samples against {others.microbatch}"
     busy, least = (q.seconds * (1 - q.bubble) for q in (p, best))
     return f"a device computes {busy:.3g} s against {least:.3g} s"
 

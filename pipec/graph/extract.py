@@ -62,21 +62,21 @@ class Part:
 def parts_of(graph: Graph, rows: Iterable[Sequence[fx.Node]]) -> list[Part]:
     """What `extract` makes graphs of, for several sets of calls, each in order."""
     known, found = {i.node: i for i in graph.inputs}, []
-    for mine in rows:
-        inside = set(mine)
-        read = sorted({r for n in mine for r in n.all_input_nodes if r not in inside})
+    for nodes in rows:
+        inside = set(nodes)
+        read = sorted({r for n in nodes for r in n.all_input_nodes if r not in inside})
         inputs = [known.get(n.name, GraphInput(n.name, InputKind.VALUE, n.name)) for n in read]
         inputs.sort(key=lambda i: _INPUT_ORDER.index(i.kind))
-        found.append(Part(graph, inputs, mine, _outputs(graph, mine, inside)))
+        found.append(Part(graph, inputs, nodes, _outputs(graph, nodes, inside)))
     return found
 
 
-def _outputs(graph: Graph, mine: Sequence[fx.Node], inside: set[fx.Node]) -> list[GraphOutput]:
-    computed = {n.name for n in mine}
+def _outputs(graph: Graph, nodes: Sequence[fx.Node], inside: set[fx.Node]) -> list[GraphOutput]:
+    computed = {n.name for n in nodes}
     found = [o for o in graph.outputs if o.node in computed]
     found.extend(
         GraphOutput(n.name, OutputKind.VALUE, n.name)
-        for n in mine
+        for n in nodes
         if any(user not in inside and user.op != "output" for user in n.users)
     )
     return sorted(found, key=lambda o: _OUTPUT_ORDER.index(o.kind))

@@ -171,7 +171,7 @@ def resize_graph(graph: Graph, sized: Sequence[SizedArgument], shapes: Shapes) -
     Raises:
         GraphError: An op does not take these sizes.
     """
-    new, env, nodes, mine = fx.Graph(), dict[str, fx.Node](), graph.nodes, by_node(sized)
+    new, env, nodes, sized_of = fx.Graph(), dict[str, fx.Node](), graph.nodes, by_node(sized)
     mode: Any = next(t.fake_mode for n in nodes.values() for t in tensors(n))  # type: ignore[attr-defined]
 
     def like(old: fx.Node, name: str) -> Tensor:
@@ -191,7 +191,7 @@ def resize_graph(graph: Graph, sized: Sequence[SizedArgument], shapes: Shapes) -
         elif n.target is SEND:
             n.kwargs = {**n.kwargs, "nbytes": nbytes(n.all_input_nodes[0])}
         else:
-            args, kwargs = with_sizes((n.args, dict(n.kwargs)), mine.get(n.name, ()), shapes)
+            args, kwargs = with_sizes((n.args, dict(n.kwargs)), sized_of.get(n.name, ()), shapes)
             n.args, n.kwargs = args, kwargs
             n.meta["val"] = _infer(n, mode)
     new.output(tuple(env[o.node] for o in graph.outputs))

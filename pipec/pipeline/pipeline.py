@@ -242,9 +242,9 @@ class Pipeline:
             self._batch = [{n: t.clone() for n, t in m.items()} for m in self._batch]
         self._active = self._runner
         result = self._runner.round(shares)
-        mine = self._runner.executors[0]
-        found = figures(result, shares, mine.round - 1)
-        if error := conclude(found, self._runner.executors, mine.round - 1):
+        executor = self._runner.executors[0]
+        found = figures(result, shares, executor.round - 1)
+        if error := conclude(found, self._runner.executors, executor.round - 1):
             self._finish_saving()
             raise error
         for hook in () if found.skipped else self._hooks:

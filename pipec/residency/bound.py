@@ -126,9 +126,9 @@ def bound(
     for bytes_ in problem.alive:
         program.row(-np.inf, 0, {"w": -1}, r=bytes_ / program.unit)
     for cut in cuts:
-        mine, need = np.zeros(program.n), cut.alive / program.unit
-        mine[list(cut.values)] = need
-        program.row(-np.inf, need * (len(cut.values) - 1), {"w": -1}, r=mine)
+        needs, need = np.zeros(program.n), cut.alive / program.unit
+        needs[list(cut.values)] = need
+        program.row(-np.inf, need * (len(cut.values) - 1), {"w": -1}, r=needs)
     return _solve(program)
 
 

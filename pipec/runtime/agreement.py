@@ -14,19 +14,19 @@ from pipec.errors import BackendError
 from pipec.runtime.waiting import waiting_for
 
 
-def exchange(mine: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
+def exchange(value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
     """What every rank has given, by rank; all ranks must call.
 
     Args:
-        mine: Anything that JSON can hold.
+        value: Anything that JSON can hold.
         group: Of all ranks, with a timeout of its own.
 
     Raises:
         BackendError: Another rank did not answer.
     """
     if not (dist.is_available() and dist.is_initialized()):
-        return [json.loads(json.dumps(mine))]
-    data = torch.frombuffer(bytearray(json.dumps(mine).encode()), dtype=torch.uint8)
+        return [json.loads(json.dumps(value))]
+    data = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
     world = dist.get_world_size()
     lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(world)]
     with waiting_for("the messages of all ranks"):
@@ -40,23 +40,23 @@ def exchange(mine: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
     return [json.loads(part[: int(n)].numpy().tobytes()) for part, n in pairs]
 
 
-def collect(mine: Mapping[str, torch.Tensor]) -> list[dict[str, torch.Tensor]] | None:
+def collect(tensors: Mapping[str, torch.Tensor]) -> list[dict[str, torch.Tensor]] | None:
     """The tensors of every rank on rank 0, in host memory; None elsewhere. All ranks must call.
 
     Raises:
         BackendError: Another rank did not answer.
     """
-    types = {n: [str(t.dtype).removeprefix("torch."), list(t.shape)] for n, t in mine.items()}
+    types = {n: [str(t.dtype).removeprefix("torch."), list(t.shape)] for n, t in tensors.items()}
     parts = exchange(types)
     with waiting_for("the tensors of all ranks"):
         if dist.get_rank():
-            for t in mine.values():
+            for t in tensors.values():
                 dist.send(t.detach().cpu().contiguous(), 0)
             return None
-        found = [{n: t.cpu() for n, t in mine.items()}]
-        for rank, theirs in enumerate(parts[1:], 1):
+        found = [{n: t.cpu() for n, t in tensors.items()}]
+        for rank, kinds in enumerate(parts[1:], 1):
             found.append({})
-            for name, (dtype, shape) in theirs.items():
+            for name, (dtype, shape) in kinds.items():
                 buffer = torch.empty(shape, dtype=getattr(torch, dtype))
                 dist.recv(buffer, rank)
                 found[rank][name] = buffer

@@ -142,10 +142,10 @@ class Checkpoints:
             return
         future, place, number = self._pending
         self._pending = None
-        mine: dict[str, Sealed] = {}
-        bad = self._first(_attempt(lambda: mine.update(future.result())))
+        written: dict[str, Sealed] = {}
+        bad = self._first(_attempt(lambda: written.update(future.result())))
         if not bad:
-            files = {file: entry for part in self._all(mine) for file, entry in part.items()}
+            files = {file: entry for part in self._all(written) for file, entry in part.items()}
             done = partial(self._complete, place, files, number)
             bad = self._first(_attempt(done) if self._leads else None)
         self.failed = bad is not None
@@ -223,14 +223,14 @@ class Checkpoints:
         if self._leads:
             self._tell(line)
 
-    def _first(self, mine: str | None) -> str | None:
+    def _first(self, value: str | None) -> str | None:
         """The text of the first rank that has one; all ranks meet here."""
-        return next((text for text in self._all(mine) if text is not None), None)
+        return next((text for text in self._all(value) if text is not None), None)
 
-    def _all(self, mine: Any) -> list[Any]:
+    def _all(self, value: Any) -> list[Any]:
         number = self._executors[0].round
         with locate_failure(lambda: f"round {number}, at the checkpoint before it"):
-            return exchange(mine, self._group)
+            return exchange(value, self._group)
 
 
 def _attempt(do: Callable[..., object], *args: object) -> str | None:

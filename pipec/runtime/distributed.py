@@ -48,11 +48,11 @@ def process_group(timeout: timedelta = PATIENCE, device: str = "auto") -> Iterat
             "this process is no rank of a group",
             hint="start it with: torchrun --nproc-per-node <devices> ...",
         )
-    mine = local_device(device)
-    if mine == "cpu":
+    local = local_device(device)
+    if local == "cpu":
         keep_freed_memory()
     else:
-        torch.cuda.set_device(mine)
+        torch.cuda.set_device(local)
     _keep_to_one_host()
     with waiting_for("all ranks to start"):
         found = call_within(lambda: _meet(timeout), timeout.total_seconds())
@@ -65,7 +65,7 @@ def process_group(timeout: timedelta = PATIENCE, device: str = "auto") -> Iterat
             )
         fresh, rank, world = found
         dist.init_process_group(
-            backend_for(mine), store=fresh, rank=rank, world_size=world, timeout=within(timeout)
+            backend_for(local), store=fresh, rank=rank, world_size=world, timeout=within(timeout)
         )
     try:
         with Watch(fresh, rank, world, timeout), locate_failure(lambda: "outside the rounds"):
@@ -124,8 +124,8 @@ class DistributedPipeline(Runner):
         super().__init__(
             program, [dist.get_rank()], self._transport, batch, settings, weights, compute
         )
-        (mine,) = self.executors
-        agree(weights_of(mine) | optimizers_of(mine) | inputs_of(mine))
+        (executor,) = self.executors
+        agree(weights_of(executor) | optimizers_of(executor) | inputs_of(executor))
 
     def connect(self) -> None:
         """Make the groups of ranks that the program wants; all ranks must call."""
@@ -140,18 +140,18 @@ class DistributedPipeline(Runner):
 
     def _place(self) -> str:
         """The next action, and those of other ranks that it waits for."""
-        (mine,), schedule = self.executors, self.program.schedule
-        turn = mine.turn
+        (executor,), schedule = self.executors, self.program.schedule
+        turn = executor.turn
         if turn is None:
             return "the end"
-        index = int(schedule.device_ptr[mine.device]) + turn.place
+        index = int(schedule.device_ptr[executor.device]) + turn.place
         sends = {kind.send for kind in ChannelKind}
         awaited = [str(a) for a in waits_for(schedule, index) if a.kind in sends]
         return ", after ".join([str(turn.action), *awaited])
 
-    def collect(self, mine: dict[str, torch.Tensor]) -> list[dict[str, torch.Tensor]] | None:
+    def collect(self, tensors: dict[str, torch.Tensor]) -> list[dict[str, torch.Tensor]] | None:
         """Tensors of every rank, on rank 0; None elsewhere. All ranks must call."""
-        return collect(mine)
+        return collect(tensors)
 
 
 def pipeline_of(

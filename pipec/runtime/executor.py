@@ -195,17 +195,17 @@ class Executor:
             steps = place.backward and self.device in place.backward[s.index]
             if not steps and self.device not in place.forward[s.index]:
                 continue
-            mine = {}
+            tensors = {}
             for name in s.weights:
-                mine[name] = self._weight(s, name, weights)
+                tensors[name] = self._weight(s, name, weights)
             trained = self.program.parameters(s.index) if place.backward else ()
-            self.scaling.check({n: mine[n] for n in trained})
+            self.scaling.check({n: tensors[n] for n in trained})
             if steps and self.settings.optimizer and self.program.steps_apart:
-                check_uncoupled(self.settings.optimizer, {n: mine[n] for n in trained})
+                check_uncoupled(self.settings.optimizer, {n: tensors[n] for n in trained})
             self._runners[0][s.index] = self._make_runner(self.program, s.index)
             self.weights[s.index] = StageWeights(
                 s.index,
-                mine,
+                tensors,
                 trained,
                 self.settings.optimizer if steps else None,
                 self.settings.scheduler,
@@ -468,8 +468,8 @@ class Executor:
         there = [
             like.new_tensor([n in given for n, o in owners.items() if o == m]) for m in members
         ]
-        mine, whose = [*grads.values(), *there], [*owners.values(), *members]
-        *sums, counts = yield from until(partial(self.transport.scatter, at, mine, whose))
+        parts, whose = [*grads.values(), *there], [*owners.values(), *members]
+        *sums, counts = yield from until(partial(self.transport.scatter, at, parts, whose))
         summed = zip(weights.owned, sums, counts.tolist(), strict=True)
         weights.replace_gradients(action.version, {n: g for n, g, count in summed if count})
 

@@ -49,9 +49,9 @@ def figures(result: Result, shares: Shares, number: int, seconds: float = 0.0) -
     """
     loss = sum(float(loss) * shares.weight(m) for m, loss in result.losses.items())
     norms = [] if result.norm is None else [result.norm]
-    mine = [loss, shares.total(result.losses), sum(norms), len(norms)]
-    mine += [result.skipped, result.rescaled, result.busy, seconds, 1]
-    sums = torch.tensor(mine, dtype=torch.float64)
+    numbers = [loss, shares.total(result.losses), sum(norms), len(norms)]
+    numbers += [result.skipped, result.rescaled, result.busy, seconds, 1]
+    sums = torch.tensor(numbers, dtype=torch.float64)
     if dist.is_available() and dist.is_initialized():
         where = f"round {number}, at its figures"
         with locate_failure(lambda: where), waiting_for("the figures of all ranks"):

@@ -130,17 +130,17 @@ class ProcessGroupTransport(Transport):
         if len(at.members) == 1:
             return list(tensors)
         found: dict[int, torch.Tensor] = {}
-        for mine in _by_dtype(tensors):
-            (flat,) = self._flat(tensors, [mine])
+        for places in _by_dtype(tensors):
+            (flat,) = self._flat(tensors, [places])
             self._together(dist.all_reduce, f"the sum {at.key}", at.members, flat)
-            found |= _cut(flat, mine, tensors)
+            found |= _cut(flat, places, tensors)
         return [found[k] for k in range(len(tensors))]
 
     def scatter(self, at: Meeting, tensors: Tensors, owners: Sequence[int]) -> Parts:
         """Reduce-scatter of the tensors, one message per dtype."""
         found: dict[int, torch.Tensor] = {}
-        for mine in _by_dtype(tensors):
-            shares = [[k for k in mine if owners[k] == m] for m in at.members]
+        for places in _by_dtype(tensors):
+            shares = [[k for k in places if owners[k] == m] for m in at.members]
             flat = self._flat(tensors, shares)
             total = torch.empty_like(flat[0])
             self._together(dist.reduce_scatter, f"the sum {at.key}", at.members, total, flat)
@@ -150,8 +150,8 @@ class ProcessGroupTransport(Transport):
     def gather(self, at: Meeting, tensors: Tensors, owners: Sequence[int]) -> Parts:
         """All-gather of the tensors, one message per dtype."""
         found: dict[int, torch.Tensor] = {}
-        for mine in _by_dtype(tensors):
-            shares = [[k for k in mine if owners[k] == m] for m in at.members]
+        for places in _by_dtype(tensors):
+            shares = [[k for k in places if owners[k] == m] for m in at.members]
             flat = self._flat(tensors, shares)
             own = flat[at.members.index(at.device)].clone()
             self._together(dist.all_gather, f"the weights {at.key}", at.members, flat, own)

@@ -262,11 +262,11 @@ def _round_trips(
     kind = TensorType((size,), "uint8")
     there = [Message(f"there{size}", k, 0, 1) for k in range(repeats)]
     back = [Message(f"back{size}", k, 1, 0) for k in range(repeats)]
-    mine, theirs = (there, back) if rank == 0 else (back, there)
-    transport.expect(Coming(m, kind) for m in theirs)
+    sent, received = (there, back) if rank == 0 else (back, there)
+    transport.expect(Coming(m, kind) for m in received)
     tensor = kind.empty(where).zero_()
     trips, spent = list[float](), list[float]()
-    for out, come in zip(mine, theirs, strict=True):
+    for out, come in zip(sent, received, strict=True):
         started, begin = time.perf_counter(), time.process_time()
         if rank:
             transport.receive(come)

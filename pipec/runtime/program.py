@@ -65,11 +65,11 @@ class StageProgram:
         They are those of its host slot; all of them where it is none of the plan.
         """
         found = self.training.saved if self.training else ()
-        mine = self.hosted.get(channel)
+        hosted = self.hosted.get(channel)
         return {
             v.name: TensorType(v.shape, v.dtype, v.stride)
             for v in found
-            if mine is None or v.name in mine
+            if hosted is None or v.name in hosted
         }
 
     @property
@@ -188,14 +188,14 @@ class Program:
 
 
 def _stage(plan: Plan, stage: Stage, draws: Draws, *, training: bool) -> StageProgram:
-    mine = [c for c in plan.channels if c.src == stage.index]
+    leaving = [c for c in plan.channels if c.src == stage.index]
     found = stage.training.lower() if stage.training and training else None
     hosted = {s.name: s.values for s in plan.slots if s.stage == stage.index}
     forward = found.F if found else lower(stage.graph).graph
     incoming = {c.value: c for c in plan.channels if c.dst == stage.index}
     outgoing: dict[str, list[ValueChannel]] = {}
     gradients_in: dict[str, list[ValueChannel]] = {}
-    for c in mine:
+    for c in leaving:
         outgoing.setdefault(c.value, []).append(c)
         back = plan.stages[c.dst].training if training else None
         if back is not None and c.value in back.gradients_out():

@@ -31,12 +31,12 @@ def collect_rows(pipeline: Runner) -> dict[int, torch.Tensor] | None:
 
     All ranks must call.
     """
-    mine = {
+    found = {
         f"recorded {e.device}": torch.tensor(e.recorded.rows, dtype=torch.float64).reshape(-1, 4)
         for e in pipeline.executors
         if e.recorded is not None
     }
-    every = pipeline.outputs(mine)
+    every = pipeline.outputs(found)
     return None if every is None else {int(k.split()[1]): rows for k, rows in every.items()}
 
 

@@ -49,20 +49,20 @@ def join(store: Store, rank: int, world: int, timeout: timedelta) -> Store:
         BackendError: A rank did not come in time, or does not know the secret.
     """
     room = PrefixStore("pipec", store)
-    mine = _Mine(room, rank, world)
+    own = _Mine(room, rank, world)
     deadline = time.monotonic() + timeout.total_seconds()
     while True:
         if rank == 0:
-            mine.lead()
-        found = mine.follow()
+            own.lead()
+        found = own.follow()
         if found:
             return PrefixStore(found, store)
         if time.monotonic() > deadline:
-            mine.check_signed()
+            own.check_signed()
             raise BackendError(
                 CONSEQUENCE,
                 where=f"rank {rank}",
-                got=f"waiting for {mine.missing()} to start",
+                got=f"waiting for {own.missing()} to start",
                 hint="start all ranks, within --timeout of each other",
             )
         time.sleep(_POLL_SECONDS)

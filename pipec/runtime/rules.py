@@ -61,11 +61,11 @@ def delays(schedule: Schedule, stage: int) -> tuple[float, float]:
     replicas = len(schedule.placement.backward[stage])
     found = []
     for kinds in ((ActionKind.F,), (ActionKind.B, ActionKind.I)):
-        mine = np.isin(schedule.kind, kinds) & (schedule.stage == stage)
-        mine &= schedule.microbatch >= schedule.microbatches // 2
+        own = np.isin(schedule.kind, kinds) & (schedule.stage == stage)
+        own &= schedule.microbatch >= schedule.microbatches // 2
         late = [
             schedule.rule.update_of(int(m), replicas) - 1 - int(v)
-            for m, v in zip(schedule.microbatch[mine], schedule.version[mine], strict=True)
+            for m, v in zip(schedule.microbatch[own], schedule.version[own], strict=True)
         ]
         found.append(float(np.mean(late)) if late else 0.0)
     return found[0], found[1]

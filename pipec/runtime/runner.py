@@ -165,9 +165,9 @@ class Runner:
         self.drain()
         return losses
 
-    def collect(self, mine: dict[str, torch.Tensor]) -> list[dict[str, torch.Tensor]] | None:
+    def collect(self, tensors: dict[str, torch.Tensor]) -> list[dict[str, torch.Tensor]] | None:
         """Tensors of every process, on the first rank; None elsewhere. All ranks must call."""
-        return [mine]
+        return [tensors]
 
     def state_dict(self) -> dict[str, torch.Tensor] | None:
         """Copies of all weights under their original names, aliases of shared ones included.
@@ -175,11 +175,11 @@ class Runner:
         Returns:
             On the first rank; None elsewhere. All ranks must call.
         """
-        mine: dict[str, torch.Tensor] = {}
+        entries: dict[str, torch.Tensor] = {}
         for e in reversed(self.executors):
             for stage in reversed(e.weights):
-                mine |= {n: t.detach().clone() for n, t in e.read_state(stage).items()}
-        parts = self.collect(mine)
+                entries |= {n: t.detach().clone() for n, t in e.read_state(stage).items()}
+        parts = self.collect(entries)
         return None if parts is None else gather(parts, self.program.plan)
 
     def outputs(self, found: dict[str, torch.Tensor]) -> dict[str, torch.Tensor] | None:

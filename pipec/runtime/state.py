@@ -78,15 +78,15 @@ def is_wanted(executor: Executor, name: str) -> bool:
     if kind == "optimizer":
         weight = weight.rpartition("/")[0]
         return any(weight in w.owned for w in executor.weights.values())
-    mine = kind in ("weights", f"weights#{executor.device}", "velocity")
-    return mine and any(weight in executor.changing(s) for s in executor.weights)
+    local = kind in ("weights", f"weights#{executor.device}", "velocity")
+    return local and any(weight in executor.changing(s) for s in executor.weights)
 
 
 def list_changed(executor: Executor, entries: Mapping[str, torch.Tensor]) -> list[str]:
     """Settings that the run that saved the entries had otherwise; those of this run count."""
     before = unpack_entries("run", entries).get("told", {})
-    mine = going_on(executor).items()
-    return [f"{n} {value}, not {before[n]}" for n, value in mine if before.get(n, value) != value]
+    settings = going_on(executor).items()
+    return [f"{n} {v}, not {before[n]}" for n, v in settings if before.get(n, v) != v]
 
 
 def restore(executor: Executor, entries: Mapping[str, torch.Tensor]) -> list[str]:
@@ -195,8 +195,8 @@ def _restore_optimizer(weights: StageWeights, entries: Mapping[str, torch.Tensor
         group.update(kept)
     if weights.scheduler is not None and "scheduler" in first:
         _check_kind("learning-rate schedule", first["schedule_class"], weights.scheduler)
-        mine, theirs = weights.scheduled, first.get("scheduled", {})
-        others |= {f"{n} {v}, not {mine.get(n)}" for n, v in theirs.items() if mine.get(n) != v}
+        here, saved = weights.scheduled, first.get("scheduled", {})
+        others |= {f"{n} {v}, not {here.get(n)}" for n, v in saved.items() if here.get(n) != v}
         weights.scheduler.load_state_dict(_schedule(places))
     return others
 
@@ -221,10 +221,10 @@ def _schedule(places: list[tuple[Any, int]]) -> dict[str, object]:
     }
 
 
-def _check_kind(what: str, want: str, mine: object) -> None:
+def _check_kind(what: str, want: str, value: object) -> None:
     """Refuse to go on with another class: it would take the other's settings for its own."""
-    if type(mine).__name__ != want:
-        got = type(mine).__name__
+    if type(value).__name__ != want:
+        got = type(value).__name__
         raise PlanError(f"the checkpoint is of a run with another {what}", got=got, want=want)
 
 

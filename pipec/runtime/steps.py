@@ -149,8 +149,8 @@ class Steps:
         key = f"{action.stage} {action.version} {executor.round}"
         at = Meeting(key, self._device, members)
         owners = [members[weights.owners[n]] for n in weights.parameters]
-        mine = [new[n] for n in weights.parameters]
-        found = yield from until(partial(executor.transport.gather, at, mine, owners))
+        parameters = [new[n] for n in weights.parameters]
+        found = yield from until(partial(executor.transport.gather, at, parameters, owners))
         for name, tensor in zip(weights.parameters, found, strict=True):
             if name not in weights.owned:
                 new[name].copy_(tensor)

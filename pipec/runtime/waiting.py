@@ -91,15 +91,15 @@ class Watch:
             self._store.delete_key(str(self._rank))
         self._count = self._count + 1 if waits else 0
 
-    def stand_still(self, mine: str) -> str | None:
+    def stand_still(self, place: str) -> str | None:
         """The ranks that do not say that they wait, and who waits for them; None if all do.
 
         Args:
-            mine: What this one waited for: its last word.
+            place: What this one waited for: its last word.
         """
         self._ended.set()
         self._thread.join()
-        self._store.set(str(self._rank), f"{_LAST} {mine}")
+        self._store.set(str(self._rank), f"{_LAST} {place}")
         before = self._read_others()
         time.sleep(self._long / 4)
         others = {
@@ -161,8 +161,8 @@ def locate_failure(where: Callable[[], str]) -> Iterator[None]:
             raise
         place, hint = f"rank {dist.get_rank()}, {where()}", None
         if _Now.watch is not None and "imed out" in str(error.got):
-            mine = f"{where()}: {error.got}"
-            hint = call_within(partial(_Now.watch.stand_still, mine), _STORE_SECONDS)
+            text = f"{where()}: {error.got}"
+            hint = call_within(partial(_Now.watch.stand_still, text), _STORE_SECONDS)
         raise BackendError(error.what, where=place, got=error.got, hint=hint) from error
     finally:
         _Now.where = before

@@ -96,10 +96,10 @@ class StageWeights:
         self.optimizer: torch.optim.Optimizer | None = None
         if optimizer and held:
             self.optimizer = self._make(optimizer, held, torch.optim.Optimizer)
-        mine, replicas = replica
+        replica_index, replicas = replica
         sizes = [p.nbytes for p in self.parameters.values()]
         self.owners = dict(zip(self.parameters, share_out(sizes, replicas), strict=True))
-        self.owned = {n: p for n, p in self.parameters.items() if self.owners[n] == mine}
+        self.owned = {n: p for n, p in self.parameters.items() if self.owners[n] == replica_index}
         self.groups: list[list[str]] = []
         self.resting: RestingState | None = None
         if self.optimizer is not None:
@@ -131,9 +131,9 @@ class StageWeights:
 
     def _check_own(self, optimizer: torch.optim.Optimizer) -> None:
         """Refuse an optimizer over tensors that are not this stage's: it would train nothing."""
-        mine = {id(p) for p in self.parameters.values()}
+        own = {id(p) for p in self.parameters.values()}
         held = [p for group in optimizer.param_groups for p in group["params"]]
-        foreign = sum(id(p) not in mine for p in held)
+        foreign = sum(id(p) not in own for p in held)
         if foreign or not held:
             raise PlanError(
                 "the optimizer is not one of the stage's parameters",
@@ -216,10 +216,10 @@ class StageWeights:
             self._sums[update] = _Sum(dict(grads), owned)
             return
         added = total.grads.keys() & grads.keys()
-        mine = [n for n in added if n in total.owned]
+        known = [n for n in added if n in total.owned]
         others = [n for n in added if n not in total.owned]
-        if mine:
-            add_each_([total.grads[n] for n in mine], [grads[n] for n in mine])
+        if known:
+            add_each_([total.grads[n] for n in known], [grads[n] for n in known])
         if others:
             sums = add_each([total.grads[n] for n in others], [grads[n] for n in others])
             total.grads |= dict(zip(others, sums, strict=True))

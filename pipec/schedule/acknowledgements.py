@@ -53,10 +53,10 @@ def _acknowledgements(schedule: Schedule) -> Int64:
     there = schedule.device[other] != schedule.device
     sends = np.isin(schedule.kind, _SENDS)
     for begin, end in pairwise(schedule.device_ptr.tolist()):
-        mine = begin + np.flatnonzero((other[begin:end] != NONE) & there[begin:end])
-        where = schedule.device[other[mine]]
+        rows = begin + np.flatnonzero((other[begin:end] != NONE) & there[begin:end])
+        where = schedule.device[other[rows]]
         for device in np.unique(where):
-            between = mine[where == device]
+            between = rows[where == device]
             back, came = between[sends[between]], between[~sends[between]]
             proof = np.searchsorted(back, came)
             came, proof = came[proof < len(back)], proof[proof < len(back)]

@@ -157,14 +157,14 @@ class _Rules:
     ) -> None:
         """Both ends wait for the producer and for what stands before the other end."""
         s, first, before = self.schedule, self.at.first[channel], self._before()
-        for mine, other in ((channel.send, received), (channel.receive, sent)):
-            rows = self.at.rows(mine)
+        for kind, other in ((channel.send, received), (channel.receive, sent)):
+            rows = self.at.rows(kind)
             rows = rows[self.at.depth[s.channel[rows]] == 0]
             message = s.channel[rows] - first, s.microbatch[rows]
-            self.add(mine, rows, before[other[message]])
-            if mine is channel.receive:
+            self.add(kind, rows, before[other[message]])
+            if kind is channel.receive:
                 source = self.at.source[s.channel[rows]]
-                self.add(mine, rows, produced[source, s.microbatch[rows]])
+                self.add(kind, rows, produced[source, s.microbatch[rows]])
 
     def _before(self) -> np.ndarray:
         """What stands before an action on its lane; nothing and missing stay what they are."""
@@ -194,20 +194,20 @@ class _Rules:
         waiting = copies_out[earlier >= 0]
         forward = self.at.forward[self.at.source[s.channel[waiting]], s.microbatch[waiting]]
         for slot in self.routes.outgoing(_C.H).T:  # the first slot of every stage, the second ...
-            mine = slot[self.at.source[s.channel[waiting]]] == s.channel[waiting]
-            mine &= forward < len(s)
-            self.add(_K.F, forward[mine], earlier[earlier >= 0][mine])
+            in_slot = slot[self.at.source[s.channel[waiting]]] == s.channel[waiting]
+            in_slot &= forward < len(s)
+            self.add(_K.F, forward[in_slot], earlier[earlier >= 0][in_slot])
 
     def _find_swapped(self, copies_out: np.ndarray, copies_in: np.ndarray) -> np.ndarray:
         """Of each fetch in place the last copy out of its slot before it in its row."""
         s, found = self.schedule, np.full(len(copies_in), self.at.nothing)
         for number in np.flatnonzero(self.at.swaps).tolist():
-            mine = np.flatnonzero(s.channel[copies_in] == number)
+            rows = np.flatnonzero(s.channel[copies_in] == number)
             out = copies_out[s.channel[copies_out] == number]
-            at = np.searchsorted(out, copies_in[mine]) - 1
+            at = np.searchsorted(out, copies_in[rows]) - 1
             before = out[np.maximum(at, 0)]
-            same_row = s.device[before] == s.device[copies_in[mine]]
-            found[mine] = np.where((at >= 0) & same_row, before, self.at.nothing)
+            same_row = s.device[before] == s.device[copies_in[rows]]
+            found[rows] = np.where((at >= 0) & same_row, before, self.at.nothing)
         return found
 
     def _find_issuer(self, rows: np.ndarray) -> np.ndarray:
@@ -309,8 +309,8 @@ class _Rules:
         waits = compute[np.minimum(turn, len(compute) - 1)]
         here = np.append(s.device, -1)[waits] == s.device[left]
         for kind in COMPUTE:  # of several that stand at one place the last one counts
-            mine = here & (np.append(s.kind, -1)[waits] == kind)
-            self.add(kind, waits[mine], left[mine])
+            own = here & (np.append(s.kind, -1)[waits] == kind)
+            self.add(kind, waits[own], left[own])
 
     def _joint(self, group: np.ndarray, steps: np.ndarray) -> None:
         """Steps of some devices wait for the last backward of each of the others."""

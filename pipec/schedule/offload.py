@@ -117,9 +117,9 @@ def _not_too_early(
         older = np.where(back >= 0, older, target[message % period])
     there = (older >= 0) & (older < len(schedule)) & (anchors < len(schedule))
     device = np.append(schedule.device, [-1, -1])
-    mine = there & (device[older] == device[np.minimum(target, len(schedule))])
+    local = there & (device[older] == device[np.minimum(target, len(schedule))])
     first = older + (depth <= 1)
-    return np.where(mine, np.clip(first, anchors, np.maximum(target, anchors)), anchors)
+    return np.where(local, np.clip(first, anchors, np.maximum(target, anchors)), anchors)
 
 
 def _copies(

@@ -117,9 +117,9 @@ class _Places:
     def _pack(self, part: slice, awaited: Int32) -> None:
         """Put waits into the first column that is free there."""
         for column in self.columns:
-            mine = column[part]
-            free = (mine == self.count) & (awaited != self.count)
-            mine[free] = awaited[free]
+            waits = column[part]
+            free = (waits == self.count) & (awaited != self.count)
+            waits[free] = awaited[free]
             awaited[free] = self.count
         if (awaited != self.count).any():
             self.columns.append(np.full(self.count, self.count, dtype=np.int32))

@@ -27,8 +27,8 @@ def find_issue(schedule: Schedule, begin: Float) -> Float:
     """
     compute = np.flatnonzero(schedule.kind <= ActionKind.W)
     behind = np.append(compute, len(schedule))[np.searchsorted(compute, np.arange(len(schedule)))]
-    mine = np.append(schedule.device, -1)[behind] == schedule.device
-    return np.where(mine, np.minimum(begin, np.append(begin, 0.0)[behind]), begin)
+    own = np.append(schedule.device, -1)[behind] == schedule.device
+    return np.where(own, np.minimum(begin, np.append(begin, 0.0)[behind]), begin)
 
 
 def find_given_up(schedule: Schedule, device: int, times: tuple[Float, Float] | None) -> list[int]:

@@ -70,9 +70,9 @@ class Held:
         at = np.searchsorted(*keys) - 1
         there = (at >= 0) & (s.channel[out[at]] == s.channel[back])
         first = there & (at != np.append(-1, at[:-1]))
-        mine, before = back[first], out[at[first]]
-        takes = (s.device[before] == s.device[mine]) & (self.end[before] > found[mine])
-        found[mine[takes]] = self.end[before[takes]]
+        own, before = back[first], out[at[first]]
+        takes = (s.device[before] == s.device[own]) & (self.end[before] > found[own])
+        found[own[takes]] = self.end[before[takes]]
         return found
 
     def all(self, memory: Memory) -> list[Spans]:

@@ -175,13 +175,13 @@ class Assembler:
             FrontendError: Something that the part reads can neither be received nor made.
         """
         given, wanted = list(inputs), list(outputs)
-        mine, constants, blanks = self._closure(set(indices), set(given), wanted)
+        inside, constants, blanks = self._closure(set(indices), set(given), wanted)
         part = Part(self._shell(name))
         graph = part.proto.graph
         shapes = _ShapeNodes(self._growth, given)
         for blank in blanks:
             self._add_blank(part, blank, shapes)
-        graph.node.extend(self._nodes[k] for k in sorted(mine))
+        graph.node.extend(self._nodes[k] for k in sorted(inside))
         graph.input.extend(self._value_info(n) for n in given)
         graph.output.extend(self._value_info(n) for n in wanted)
         for copy, of in (passed_on or {}).items():
@@ -202,11 +202,11 @@ class Assembler:
         return proto
 
     def _closure(
-        self, mine: set[int], given: set[str], wanted: list[str]
+        self, indices: set[int], given: set[str], wanted: list[str]
     ) -> tuple[set[int], list[str], list[str]]:
         """All nodes of the part, what it holds as initialisers, and what only has a shape."""
-        yielded = {name for k in mine for name in self._nodes[k].output}
-        todo = [*wanted, *(name for k in sorted(mine) for name in reads(self._nodes[k]))]
+        yielded = {name for k in indices for name in self._nodes[k].output}
+        todo = [*wanted, *(name for k in sorted(indices) for name in reads(self._nodes[k]))]
         done, constants, blanks = set[str](), list[str](), list[str]()
         while todo:
             name = todo.pop(0)
@@ -219,7 +219,7 @@ class Assembler:
             if known and not computed:
                 constants.append(name)
             elif index is not None and (computed or index not in self._traced):
-                mine.add(index)
+                indices.add(index)
                 yielded.update(self._nodes[index].output)
                 todo.extend(reads(self._nodes[index]))
             elif index is not None or name in self._evaluation.inputs:
@@ -227,7 +227,7 @@ class Assembler:
             else:
                 where = f"{self._model.where}, {name}"
                 raise FrontendError("a node reads what nothing yields", where=where)
-        return mine, constants, blanks
+        return indices, constants, blanks
 
     def _type(self, name: str) -> Type:
         if name in self._evaluation.types:

@@ -302,9 +302,9 @@ def _tapes_stay(parts: Parts) -> Iterator[Finding]:
             continue
         if order.placement.separate:
             yield Finding(place, "its backward on another device", "a schedule such as 1f1b")
-        mine = order.stage == stage.index
-        ahead = {int(m): int(v) for m, v in _versions(order, mine & (order.kind == ActionKind.F))}
-        behind = _versions(order, mine & np.isin(order.kind, (ActionKind.B, ActionKind.I)))
+        own = order.stage == stage.index
+        ahead = {int(m): int(v) for m, v in _versions(order, own & (order.kind == ActionKind.F))}
+        behind = _versions(order, own & np.isin(order.kind, (ActionKind.B, ActionKind.I)))
         if any(ahead[int(m)] != int(v) for m, v in behind):
             got = f"{order.name}: a backward on other weights than its forward"
             yield Finding(place, got, "a schedule such as 1f1b or pipedream")
