@@ -1,7 +1,7 @@
 """FINN+'s SetFolding and cycle estimates on matrix-vector units; runs as `_fpga_site.ask` says.
 
 Question: ``{"layers": [[vectors, columns, rows], ...], "targets": [[cycles, width], ...]}``; the
-answer has a row ``[interval, units, seconds]`` per target.
+result has a row ``[interval, units, seconds]`` per target.
 """
 
 import json
@@ -15,7 +15,7 @@ from onnx import NodeProto, TensorProto, helper
 from qonnx.core.modelwrapper import ModelWrapper
 from qonnx.custom_op.registry import getCustomOp
 
-from benchmarks._fpga_site import answer
+from benchmarks._fpga_site import reply
 
 DOMAIN = "finn.custom_op.fpgadataflow.rtl"
 
@@ -62,4 +62,4 @@ def fold_for(layers: list[list[int]], target: int, width: int) -> list[float]:
 if __name__ == "__main__":
     logging.disable()
     question = json.load(sys.stdin)
-    answer([fold_for(question["layers"], *target) for target in question["targets"]])
+    reply([fold_for(question["layers"], *target) for target in question["targets"]])

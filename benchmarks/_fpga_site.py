@@ -48,14 +48,14 @@ def ask(module: str, question: object) -> Any:
     """Run ``python -m MODULE`` with JSON on its stdin.
 
     Args:
-        module: Of a peer; it prints its answer behind ``ANSWER``.
+        module: Of a peer; it prints its result behind ``RESULT``.
         question: JSON data.
 
     Returns:
         JSON data.
 
     Raises:
-        Unavailable: There is no answer.
+        Unavailable: There is no result.
     """
     install()
     path = os.pathsep.join((str(SITE), str(ROOT)))
@@ -66,16 +66,16 @@ def ask(module: str, question: object) -> Any:
             text=True, capture_output=True, timeout=PATIENCE, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        raise Unavailable(f"{module}: no answer in {PATIENCE} s") from None
+        raise Unavailable(f"{module}: no result in {PATIENCE} s") from None
     for line in done.stdout.splitlines():
-        if line.startswith("ANSWER "):
-            return json.loads(line.removeprefix("ANSWER "))
-    raise Unavailable(f"{module}: {(done.stderr.strip().splitlines() or ['no answer'])[-1][:200]}")
+        if line.startswith("RESULT "):
+            return json.loads(line.removeprefix("RESULT "))
+    raise Unavailable(f"{module}: {(done.stderr.strip().splitlines() or ['no result'])[-1][:200]}")
 
 
-def answer(found: object) -> None:
-    """Print a peer's answer."""
-    print(f"ANSWER {json.dumps(found)}")
+def reply(found: object) -> None:
+    """Print a peer's result."""
+    print(f"RESULT {json.dumps(found)}")
 
 
 def cpu_seconds() -> float:

@@ -16,7 +16,7 @@ from qonnx.transformation.channels_last import ConvertToChannelsLastAndClean
 from qonnx.transformation.gemm_to_matmul import GemmToMatMul
 from qonnx.util.cleanup import cleanup_model
 
-from benchmarks._fpga_site import answer, cpu_seconds
+from benchmarks._fpga_site import cpu_seconds, reply
 
 PART, PERIOD = "xcvu9p-flga2104-2L-e", 5
 
@@ -60,7 +60,7 @@ def main() -> None:
     logits = model.predict(images).reshape(len(images), -1)
     seconds = cpu_seconds() - began
     units, interval = engines(model)
-    answer({"logits": logits.tolist(), "units": units, "interval": interval, "seconds": seconds})
+    reply({"logits": logits.tolist(), "units": units, "interval": interval, "seconds": seconds})
 
 
 if __name__ == "__main__":

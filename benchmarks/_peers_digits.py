@@ -37,8 +37,8 @@ def row(
     """One line; ``cost`` is interval, units, and pipec's; ``found`` logits and onnxruntime's."""
     network, tool, numbers = who
     interval, units, ours = cost
-    told = "" if ours is None else f"{ours:,}"
-    text = f"{network:<9} {tool:<15} {numbers:<15} {interval:>8,} {units:>8,} {told:>8}"
+    own = "" if ours is None else f"{ours:,}"
+    text = f"{network:<9} {tool:<15} {numbers:<15} {interval:>8,} {units:>8,} {own:>8}"
     if found is not None:
         got, want = found
         right = (got.argmax(1) == images(network)[3]).double().mean()

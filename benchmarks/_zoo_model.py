@@ -1,7 +1,7 @@
 """One model of the zoo: compiled for a target, its stages chained, compared with the file itself.
 
 The reference is onnxruntime on the original file, asked for that file's own list of outputs. How
-far two right answers may lie apart is measured, not guessed: onnxruntime runs the file a second
+far two right results may lie apart is measured, not guessed: onnxruntime runs the file a second
 time without its graph optimizations, and the chain may err by what that differs, some times over.
 """
 
@@ -282,9 +282,9 @@ def main() -> None:
     """Judge the model that each line of standard input describes in JSON, on each target."""
     torch.set_num_threads(1)
     for line in sys.stdin:
-        asked: dict[str, Any] = json.loads(line)
-        path, targets = Path(asked.pop("path")), asked.pop("targets")
-        given = Given(**asked)
+        request: dict[str, Any] = json.loads(line)
+        path, targets = Path(request.pop("path")), request.pop("targets")
+        given = Given(**request)
         for target in targets:
             try:
                 verdict = judge(path, target, given)

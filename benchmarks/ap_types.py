@@ -133,8 +133,8 @@ def headers(folder: Path) -> Path:
 def under_amd(stage: CSimulation, include: Path) -> CSimulation:
     """The same stage compiled with AMD's headers; a failure to compile is raised."""
     binary = stage.stage / "amd"
-    mine = [f"-I{include}", *INCLUDES, "-w"]
-    command = [compiler(), *STANDARD, *mine, *SOURCES, "-o", str(binary)]
+    flags = [f"-I{include}", *INCLUDES, "-w"]
+    command = [compiler(), *STANDARD, *flags, *SOURCES, "-o", str(binary)]
     subprocess.run(command, cwd=stage.stage, check=True)
     return dataclasses.replace(stage, binary=binary)
 

@@ -97,9 +97,9 @@ def build(base: Path) -> World:
                 shutil.rmtree(here / "out")
     for name in COMMANDS:
         with _folder(world, name, random.Random(0), old=False) as here:
-            start, count, said = time.monotonic(), here / "count", base / "said"
-            child = _start(_words(world, name, here), here, said, count=count)
-            assert _wait_for(child) == 0, said.read_text()
+            start, count, output = time.monotonic(), here / "count", base / "output"
+            child = _start(_words(world, name, here), here, output, count=count)
+            assert _wait_for(child) == 0, output.read_text()
             seconds, calls = time.monotonic() - start, int(count.read_text())
             count.unlink()
             world.clean[name] = _listing(here), calls, seconds
@@ -231,28 +231,28 @@ class Case:
     world: World
     name: str
     here: Path
-    told: str
+    what: str
     kept: str | None
 
     @property
-    def said(self) -> Path:
+    def output(self) -> Path:
         """Where the command writes to the terminal."""
-        return self.world.base / "said"
+        return self.world.base / "output"
 
     def judge(self, child: int, ended: int | None) -> str:
         """What is wrong when the command has ended, in words; empty if nothing is."""
-        text = self.said.read_text(errors="replace")
-        self.said.unlink()
+        text = self.output.read_text(errors="replace")
+        self.output.unlink()
         faults = [*_complaints(ended, text), *self._find_lost()]
         if living := _living(child):
             faults.append(f"processes live on: {living}")
-        again = _wait_for(_start(_words(self.world, self.name, self.here), self.here, self.said))
+        again = _wait_for(_start(_words(self.world, self.name, self.here), self.here, self.output))
         if again != 0:
-            faults.append(f"the next run ends with {again}: {self.said.read_text()[-800:]}")
-        self.said.unlink()
+            faults.append(f"the next run ends with {again}: {self.output.read_text()[-800:]}")
+        self.output.unlink()
         if left := sorted({*_listing(self.here)} - {*self.world.clean[self.name][0]}):
             faults.append(f"leaves {left[:6]}")
-        return f"{self.told} (exit {ended}): {'; '.join(faults)}" if faults else ""
+        return f"{self.what} (exit {ended}): {'; '.join(faults)}" if faults else ""
 
     def _find_lost(self) -> Iterator[str]:
         now = _state(self.here, self.name)
@@ -282,13 +282,13 @@ def try_kill(world: World, rng: random.Random) -> str:
     number = rng.choice((signal.SIGINT, signal.SIGTERM, signal.SIGKILL))
     if rng.random() < 0.7 and calls:
         at = rng.randint(1, calls)
-        before, told = kill_at(at, number), f"{name} {number.name} before change {at}, old={old}"
+        before, what = kill_at(at, number), f"{name} {number.name} before change {at}, old={old}"
     else:
         when = rng.uniform(0, seconds)
-        before, told = kill_after(when, number), f"{name} {number.name} at {when:.3f} s, old={old}"
+        before, what = kill_after(when, number), f"{name} {number.name} at {when:.3f} s, old={old}"
     with _folder(world, name, rng, old=old and name != "compile") as here:
-        case = Case(world, name, here, told, _state(here, name))
-        child = _start(_words(world, name, here), here, case.said, before=before)
+        case = Case(world, name, here, what, _state(here, name))
+        child = _start(_words(world, name, here), here, case.output, before=before)
         return case.judge(child, _wait_for(child))
 
 
@@ -297,8 +297,8 @@ def try_full(world: World, rng: random.Random) -> str:
     name, old = rng.choice(list(COMMANDS)), rng.random() < 0.5
     with _folder(world, name, rng, old=old and name != "compile") as here:
         room = rng.choice((0, rng.randrange(1, 16), rng.randrange(1, 64))) << 12
-        told = f"{name} with {room >> 10} KiB free, old={old}"
-        case = Case(world, name, here, told, _state(here, name))
+        what = f"{name} with {room >> 10} KiB free, old={old}"
+        case = Case(world, name, here, what, _state(here, name))
         mounted = _on_small_disk(here, room)
 
         def before() -> None:
@@ -306,7 +306,7 @@ def try_full(world: World, rng: random.Random) -> str:
                 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
                 resource.setrlimit(resource.RLIMIT_FSIZE, (room, resource.RLIM_INFINITY))
 
-        child = _start(_words(world, name, here), here, case.said, before=before)
+        child = _start(_words(world, name, here), here, case.output, before=before)
         ended = _wait_for(child)
         (here / "filler").unlink(missing_ok=True)
         return case.judge(child, ended)
@@ -331,9 +331,9 @@ def _on_small_disk(here: Path, room: int) -> bool:
 def try_odd(world: World, rng: random.Random) -> str:
     """Run a command where something it needs is short or missing; what is wrong afterwards."""
     name, kind = rng.choice(list(COMMANDS)), rng.choice(ODD)
-    told = f"{name}, {kind}"
+    what = f"{name}, {kind}"
     with _folder(world, name, rng, old=False) as here:
-        case, words = Case(world, name, here, told, None), _words(world, name, here)
+        case, words = Case(world, name, here, what, None), _words(world, name, here)
 
         def before() -> None:
             if kind == "files":
@@ -354,8 +354,8 @@ def try_odd(world: World, rng: random.Random) -> str:
         elif kind == "read-only":
             for how in (["--bind", str(here)], ["-o", "remount,ro,bind"]):
                 subprocess.run(["mount", *how, str(here)], check=False, capture_output=True)
-        other = _start(words, here, case.said) if kind == "race" else None
-        child = _start(words, here, case.said, before=before)
+        other = _start(words, here, case.output) if kind == "race" else None
+        child = _start(words, here, case.output, before=before)
         ended = _wait_for(child)
         if other and _wait_for(other) == 0:
             ended = 0
@@ -403,7 +403,7 @@ def _state(here: Path, name: str) -> str | None:
     return "whole"
 
 
-SKIPPED = ("cache/", "said", "kept/", "no/kept")  # a run makes the folder of its checkpoints
+SKIPPED = ("cache/", "output", "kept/", "no/kept")  # a run makes the folder of its checkpoints
 
 
 def _listing(here: Path) -> list[str]:

@@ -237,12 +237,12 @@ def plan_training(graph: Graph, x: Tensor, y: Tensor) -> Plan:
     return make_plan(graph, parse_cluster(TWO), passes=parse_pipeline(PASSES), costs=costs)
 
 
-def compare(cell: str, runs: Mapping[str, Run], rows: int, told: argparse.Namespace) -> None:
+def compare(cell: str, runs: Mapping[str, Run], rows: int, options: argparse.Namespace) -> None:
     """Runs in turn, and a line for each of the defaults."""
     first = max(run(2)[0] for run in runs.values()) / 2
-    count = told.repeats or max(2, round(told.seconds / first))
+    count = options.repeats or max(2, round(options.seconds / first))
     took: dict[str, list[tuple[float, float]]] = {name: [] for name in runs}
-    for window in range(told.windows):
+    for window in range(options.windows):
         for name in list(runs)[:: 1 - 2 * (window % 2)]:
             took[name].append(runs[name](count))
     for name, found in took.items():
@@ -260,19 +260,19 @@ def main() -> int:
     parser.add_argument("--cells", default=CELLS)
     parser.add_argument("--windows", type=int, default=16)
     parser.add_argument("--seconds", type=float, default=0.3, help="of a window of inference")
-    told = parser.parse_args()
-    cells = [cell.split(":") for cell in told.cells.split(",")]
+    args = parser.parse_args()
+    cells = [cell.split(":") for cell in args.cells.split(",")]
     there = {"openvino": _openvino.find_openvino(), "deepspeed": find_deepspeed()}
     warnings.simplefilter("ignore")
     if is_rank():
         pin()
-        told.repeats = 2
+        args.repeats = 2
         with process_group(device="cpu"):
             for name, tool in cells:
                 rows = workload(name).rows * MICROBATCHES
-                compare(f"{name} {tool}", training(name, tool), rows, told)
+                compare(f"{name} {tool}", training(name, tool), rows, args)
         return 0
-    told.repeats = 0
+    args.repeats = 0
     torch.set_num_threads(1)
     say(HEAD)
     for name, tool in cells:
@@ -282,9 +282,9 @@ def main() -> int:
             with tempfile.TemporaryDirectory(prefix="pipec-exports-") as folder:
                 make = openvino if tool == "openvino" else onnx_stages
                 runs = make(name, Path(folder))
-                compare(f"{name} {tool}", runs, workload(name).rows, told)
+                compare(f"{name} {tool}", runs, workload(name).rows, args)
     ranks = [f"{name}:{tool}" for name, tool in cells if tool in TRAINING and there.get(tool, True)]
-    options = ("--cells", ",".join(ranks), "--windows", str(told.windows))
+    options = ("--cells", ",".join(ranks), "--windows", str(args.windows))
     return launch("benchmarks.exports", 2, *options) if ranks else 0
 
 

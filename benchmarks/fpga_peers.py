@@ -159,9 +159,9 @@ def chain(graph: Graph, devices: str, precision: str) -> tuple[list[StageDesign]
     names, orders = [n.name for n in plan.graph.calls], dict[str, tuple[int, ...]]()
     designs = []
     for k, at in enumerate(cut.device_order):
-        mine = {n for n, s in zip(names, cut.stage.tolist(), strict=True) if s == k}
+        nodes = {n for n, s in zip(names, cut.stage.tolist(), strict=True) if s == k}
         pace = int(cut.max_load * CLOCK)
-        network = lower(extract(plan.graph, mine, f"Stage{k}"), precision, orders, pace)
+        network = lower(extract(plan.graph, nodes, f"Stage{k}"), precision, orders, pace)
         orders |= {p.value: p.order for p in network.outputs}
         designs.append(Search(network, boards[at], f"stage{k}").best(pace))
     return designs, cut.lower_bound * CLOCK, time.process_time() - began

@@ -263,12 +263,12 @@ def holds(
 
 def alone(model: Model, board: Board, units: range | None = None) -> int:
     """Cycles per image of a board that trains the whole model, or some of its units."""
-    mine, clock = units or range(len(model.units)), cycles_per_second([board])
+    chosen, clock = units or range(len(model.units)), cycles_per_second([board])
 
     def fits(interval: int) -> bool:
         demand = model.demand(interval)
-        on_time = demand.slow.isdisjoint(mine)
-        return on_time and holds(model, demand, mine, [board], interval / clock)
+        on_time = demand.slow.isdisjoint(chosen)
+        return on_time and holds(model, demand, chosen, [board], interval / clock)
 
     return least(fits)
 

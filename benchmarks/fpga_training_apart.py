@@ -67,12 +67,12 @@ def truths(stages: Sequence[StageProgram], weights: Values, inputs: Values) -> l
     """F of all stages in torch, then B of all."""
     found, values, back = list[Truth](), Values(), Values()
     for stage in stages:
-        runner, mine = StageRunner(stage), {n: weights[n].detach() for n in stage.weights}
+        runner, own = StageRunner(stage), {n: weights[n].detach() for n in stage.weights}
         arrived = {v: values[v] for v in stage.incoming}
-        outcome = runner.forward(0, mine, arrived, inputs)
+        outcome = runner.forward(0, own, arrived, inputs)
         values |= outcome[OutputKind.VALUE]
         saved = dict(runner.saved.get(0, {}))
-        found.append(Truth(stage, runner, mine, {**inputs, **arrived}, saved, outcome))
+        found.append(Truth(stage, runner, own, {**inputs, **arrived}, saved, outcome))
     for t in reversed(found):
         assert t.stage.training is not None
         if t.stage.loss is not None:

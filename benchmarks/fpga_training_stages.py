@@ -98,18 +98,18 @@ def truth(graph: Graph, values: Mapping[str, Tensor]) -> tuple[Values, Values]:
         values: What it reads, and gradients of the values that it yields (`gradient_name`).
     """
     known = {n: w.detach().clone() for n, w in graph.weights.items()} | dict(values)
-    asked = [i.name for i in graph.inputs if i.kind in (InputKind.PARAMETER, InputKind.VALUE)]
-    for name in asked:
+    names = [i.name for i in graph.inputs if i.kind in (InputKind.PARAMETER, InputKind.VALUE)]
+    for name in names:
         known[name] = known[name].clone().requires_grad_()
     found = graph.module(*[known[i.name] for i in graph.inputs])
     outputs = {o.name: v for o, v in zip(graph.outputs, found, strict=True)}
     sent = [o.name for o in graph.outputs_of(OutputKind.VALUE)]
     gradients = torch.autograd.grad(
         [outputs[n] for n in sent],
-        [known[n] for n in asked],
+        [known[n] for n in names],
         [values[gradient_name(n)] for n in sent],
     )
-    return {n: v.detach() for n, v in outputs.items()}, dict(zip(asked, gradients, strict=True))
+    return {n: v.detach() for n, v in outputs.items()}, dict(zip(names, gradients, strict=True))
 
 
 def random_values(graph: Graph) -> Values:

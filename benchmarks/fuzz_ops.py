@@ -71,11 +71,11 @@ def main() -> int:
         numbers = list(range(given.seed, given.seed + given.trials))
         while numbers and name in calls:
             signalled = _in_child(name, calls[name], numbers, note)
-            told = json.loads(_read_note(note))
+            result = json.loads(_read_note(note))
             if signalled is None:
-                ends.update(told)
+                ends.update(result)
                 break
-            number, call = told
+            number, call = result
             numbers = [n for n in numbers if n > number]
             if signalled is signal.SIGALRM:
                 ends["slow"] += 1
@@ -95,13 +95,13 @@ def _again_guarded(*, at_start: bool) -> int:
         subprocess.run(
             ["g++", "-xc", "-O1", "-shared", "-fPIC", source, "-o", built, "-ldl"], check=True
         )
-        told = {
+        variables = {
             "PIPEC_GUARDED": "1",
             "LD_PRELOAD": built,
             **({"GUARD_START": "1"} if at_start else {}),
         }
         words = [sys.executable, "-m", "benchmarks.fuzz_ops", *sys.argv[1:]]
-        return subprocess.run(words, env={**os.environ, **told}, check=False).returncode
+        return subprocess.run(words, env={**os.environ, **variables}, check=False).returncode
 
 
 def _in_child(

@@ -28,7 +28,7 @@ class Mutant:
 
     number: int
     place: Path
-    told: str
+    change: str
     words: list[tuple[str, ...]]
 
 
@@ -36,8 +36,8 @@ def _mutant(number: int, plans: Mapping[str, Path], folder: Path) -> Mutant:
     rng = random.Random(number)
     base = rng.choice(list(plans.values()))
     place = folder / f"mutant{number}"
-    told = mutate(base, place, rng)
-    return Mutant(number, place, f"{base.name}: {told}", commands(place, base))
+    change = mutate(base, place, rng)
+    return Mutant(number, place, f"{base.name}: {change}", commands(place, base))
 
 
 def faults_of(numbers: Sequence[int], plans: Mapping[str, Path], folder: Path) -> list[str]:
@@ -54,7 +54,7 @@ def faults_of(numbers: Sequence[int], plans: Mapping[str, Path], folder: Path) -
         if len(ends) == sum(len(m.words) for m in dozen) and not any(e.fault for e in ends):
             return []
         alone = [(m, e) for m in dozen for e in try_commands(m.words, folder / "empty")]
-        found = [f"{m.number} {m.told}: {e.words[0]}: {e.fault}" for m, e in alone if e.fault]
+        found = [f"{m.number} {m.change}: {e.words[0]}: {e.fault}" for m, e in alone if e.fault]
         together = f"{numbers[0]}: nothing alone of {[e.fault for e in ends if e.fault]}"
         return found or [together]
     finally:
@@ -74,9 +74,9 @@ def main() -> None:
         gc.freeze()  # less is copied in processes that are forked
         faults, end = 0, given.seed + given.mutants
         for first in range(given.seed, end, DOZEN):
-            for told in faults_of(range(first, min(first + DOZEN, end)), plans, folder):
+            for fault in faults_of(range(first, min(first + DOZEN, end)), plans, folder):
                 faults += 1
-                print(told, flush=True)
+                print(fault, flush=True)
             if first // 1000 < (first + DOZEN) // 1000:
                 print(f"{first + DOZEN}: {faults} faults", flush=True)
     print(f"{given.mutants} mutants, five commands each: {faults} faults")

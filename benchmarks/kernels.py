@@ -133,8 +133,8 @@ def tables(kind: str) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("kind", nargs="?")
-    told = parser.parse_args()
-    return exit_status(lambda: tables(told.kind or this_kind("cuda")))
+    options = parser.parse_args()
+    return exit_status(lambda: tables(options.kind or this_kind("cuda")))
 
 
 if __name__ == "__main__":

@@ -194,8 +194,8 @@ def ran(hosts: list[Host], kind: str, rng: random.Random) -> tuple[str, bool]:
             if wait_for_end(hosts, 0.1):
                 return "nothing", True
         place = newest_round(victim.folder)
-        told = f"{kind} of host {hosts.index(victim) + 1} behind round {place}"
-        return told, wait_for_end(hosts, SECONDS)
+        hit = f"{kind} of host {hosts.index(victim) + 1} behind round {place}"
+        return hit, wait_for_end(hosts, SECONDS)
     finally:
         for host in hosts:
             host.kill("host", rng)
@@ -234,9 +234,9 @@ def kill_once(number: int, rng: random.Random) -> bool:
     end = load_file(folder / "end.safetensors") if well else {}
     want = load_file(folder / "whole.safetensors")
     same = end.keys() == want.keys() and all(torch.equal(end[n], want[n]) for n in want)
-    told = "the same bits" if same else f"{'other bits' if well else 'no end'}, see {folder}"
+    end_text = "the same bits" if same else f"{'other bits' if well else 'no end'}, see {folder}"
     print(
-        f"{number:2}  {hosts} hosts, {schedule:9}  {hit:32}  {told} after {seconds:5.1f} s, "
+        f"{number:2}  {hosts} hosts, {schedule:9}  {hit:32}  {end_text} after {seconds:5.1f} s, "
         f"agents started {starts} times",
         flush=True,
     )

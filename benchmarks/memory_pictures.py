@@ -72,8 +72,8 @@ def run_ways(folder: Path) -> dict[str, tuple[Timeline, dict[str, Any]]]:
         passes = f"{FIRST},{LAST}"
         if way == "offload":
             limit = SHARE * max(found["plain"][0].peak_bytes)
-            told = f"memory-limit={limit} generator={SCHEDULE} microbatches={COUNT}"
-            passes = f"{FIRST},insert-offload{{{told}}},{LAST}"
+            options = f"memory-limit={limit} generator={SCHEDULE} microbatches={COUNT}"
+            passes = f"{FIRST},insert-offload{{{options}}},{LAST}"
         command(
             "compile", *model, "--costs", "costs.json", "--passes", passes, "-o", way, cwd=folder
         )
@@ -185,8 +185,8 @@ def main(file: Path) -> None:
     print(f"{'':10} {'saved MB, predicted':>20} {'measured':>14} {'step ms, predicted':>20} "
           f"{'measured':>9}")  # fmt: skip
     for way, (timeline, trace) in found.items():
-        (ran, real), (_, told) = measure_curves(trace), predict_curves(timeline)
-        held = ["  ".join(f"{c[1].max() / 1e6:5.2f}" for c in cs) for cs in (told, real)]
+        (ran, real), (_, curves) = measure_curves(trace), predict_curves(timeline)
+        held = ["  ".join(f"{c[1].max() / 1e6:5.2f}" for c in cs) for cs in (curves, real)]
         took = 1e3 * timeline.seconds, 1e3 * max(a[3] for a in ran)
         print(f"{way:10} {held[0]:>20} {held[1]:>14} {took[0]:20.1f} {took[1]:9.1f}")
     file.write_text(picture(found))

@@ -172,12 +172,12 @@ def main() -> int:
     for name, (limit, took) in {**rivals, "checkpointing": measure_checkpointing(one)}.items():
         row = f"{name:22} {limit / 1e6:8.2f} {1e6 * took:10.1f}"
         try:
-            held, mine = ours(one, limit)
+            held, own = ours(one, limit)
         except DoesNotFitError as error:
             print(f"{row}   at least {error.least / 1e6:.2f} MB")
             continue
-        kept, slower = kept + 1, slower + (mine > took * (1 + 1e-6))
-        print(f"{row} {held / 1e6:9.2f} {1e6 * mine:9.1f}")
+        kept, slower = kept + 1, slower + (own > took * (1 + 1e-6))
+        print(f"{row} {held / 1e6:9.2f} {1e6 * own:9.1f}")
     print(f"slower in {slower} of {kept} limits that can be kept")
     return int(slower > 0)
 

@@ -203,10 +203,10 @@ def plans(case: Case, schedule: str, device: str) -> tuple[dict[str, Plan], Batc
     args, target = case.batch(0)
     graph = trace(seeded(case), args, loss=Loss(case.loss, target), source=Source("memory", ""))
     batch = batches(case, graph)
-    told = f"{schedule} microbatches={MICROBATCHES}"
-    cut = f"partition{{stages={SCHEDULES[schedule]} schedule={told}}}"
+    generator = f"{schedule} microbatches={MICROBATCHES}"
+    cut = f"partition{{stages={SCHEDULES[schedule]} schedule={generator}}}"
     first = f"simplify,annotate-cost,{cut},insert-comm,differentiate,time-stages"
-    last = f"schedule{{generator={told}}},simulate"
+    last = f"schedule{{generator={generator}}},simulate"
     base = make_plan(graph, parse_cluster(f"2x{kind}"), passes=parse_pipeline(first))
     plain = run_passes(parse_pipeline(last), base)
     base = Profiler(plain, batch, Settings(sgd), compute=compute).measure(0.0).on(base, kind)
@@ -214,7 +214,7 @@ def plans(case: Case, schedule: str, device: str) -> tuple[dict[str, Plan], Batc
     assert found["plain"].timeline is not None
     limit = SHARE * max(found["plain"].timeline.peak_bytes)
     for way in WAYS[1:]:
-        passes = f"insert-{way}{{memory-limit={limit} generator={told}}},{last}"
+        passes = f"insert-{way}{{memory-limit={limit} generator={generator}}},{last}"
         try:
             found[way] = run_passes(parse_pipeline(passes), base)
         except PassError:  # it says by itself that no choice fits
@@ -286,11 +286,11 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     for word, default in (("models", "all"), ("schedules", "all"), ("device", "cpu")):
         parser.add_argument(word, nargs="?", default=default)
-    told = parser.parse_args()
-    known = models_on(told.device)
-    models = list(known) if told.models == "all" else told.models.split(",")
-    schedules = list(SCHEDULES) if told.schedules == "all" else told.schedules.split(",")
+    options = parser.parse_args()
+    known = models_on(options.device)
+    models = list(known) if options.models == "all" else options.models.split(",")
+    schedules = list(SCHEDULES) if options.schedules == "all" else options.schedules.split(",")
     if os.environ.get("PIPEC_IS_COUNTED"):
-        rank(models[0], schedules, told.device)
+        rank(models[0], schedules, options.device)
     else:
-        main(models, schedules, told.device)
+        main(models, schedules, options.device)

@@ -60,14 +60,14 @@ def adam(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
 
 
 def node_costs(graph: Graph, inputs: Mapping[str, Tensor]) -> CostTable:
-    """What every node takes on rank 0, told to all ranks."""
-    told: list[CostTable] = []
+    """What every node takes on rank 0, sent to all ranks."""
+    shared: list[CostTable] = []
     if dist.get_rank() == 0:
         how = Measuring(warmup=1, repeats=5, clock=time.thread_time)
-        told = [measure_costs(graph, inputs, "cpu", how)]
-    told = told or [CostTable({}, {}, {})]
-    dist.broadcast_object_list(told, src=0)
-    return told[0]
+        shared = [measure_costs(graph, inputs, "cpu", how)]
+    shared = shared or [CostTable({}, {}, {})]
+    dist.broadcast_object_list(shared, src=0)
+    return shared[0]
 
 
 HEAD = (
@@ -181,10 +181,10 @@ class Cell:
 
     def row(self) -> Row:
         """Figures of all ranks."""
-        told: list[float] = [0.0] * RANKS
-        dist.all_gather_object(told, self.held)
+        held: list[float] = [0.0] * RANKS
+        dist.all_gather_object(held, self.held)
         return Row(
-            self.model, self.order.name, self.predicted, self.measured, self.bound, self.peaks, told
+            self.model, self.order.name, self.predicted, self.measured, self.bound, self.peaks, held
         )
 
 

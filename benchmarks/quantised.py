@@ -208,8 +208,8 @@ def alarms(loaded: Loaded, target: str, out: Path, seeds: int) -> tuple[int, int
     wrong = sum(not verify_stages(plan, emitted, loaded, seed=s).ok for s in range(seeds))
     kinds = [f for f in faults(out / "clean", target) if f.kind == "a scale x 1.01"]
     chosen = sample([f for f in kinds if f.where.endswith("_scale")], SCALES, 0)
-    told = [try_fault(out / "clean", loaded, f, out, seed) for seed, f in enumerate(chosen)]
-    return wrong, len(told), sum(map(bool, told))
+    reports = [try_fault(out / "clean", loaded, f, out, seed) for seed, f in enumerate(chosen)]
+    return wrong, len(reports), sum(map(bool, reports))
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -217,15 +217,15 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--seeds", type=int, default=100)
     parser.add_argument("models", nargs="*", help=", ".join(MODELS))
-    told = parser.parse_args(words)
-    if unknown := set(told.models) - set(MODELS):
+    options = parser.parse_args(words)
+    if unknown := set(options.models) - set(MODELS):
         parser.error(f"no such model: {', '.join(unknown)}")
     torch.set_num_threads(1)
     amiss = 0
     head = "model        target  nodes  read s  false alarms  scales x 1.01 seen  slowest over mean"
     print(f"{head}, of that predicted")
     with tempfile.TemporaryDirectory(prefix="pipec-quantised-") as name:
-        for model in told.models or MODELS:
+        for model in options.models or MODELS:
             path = file_of(model, Path(name))
             read_model(path, "onnx")  # not counted: torch sets itself up
             for target in TARGETS:
@@ -233,11 +233,11 @@ def main(words: Sequence[str] | None = None) -> int:
                 out = Path(name) / f"{model}-{target}"
                 out.mkdir()
                 first, again = balance(loaded, target, out)
-                wrong, tries, seen = alarms(loaded, target, out, told.seeds)
+                wrong, tries, seen = alarms(loaded, target, out, options.seeds)
                 amiss += wrong + tries - seen
                 print(
                     f"{model:12} {target:6} {len(loaded.graph.calls):6} {seconds:7.2f} "
-                    f"{wrong:5} of {told.seeds:<5} {seen:8} of {tries:<8} "
+                    f"{wrong:5} of {options.seeds:<5} {seen:8} of {tries:<8} "
                     f"{first[0]:6.2f} of {first[1]:.2f}, again {again[0]:.2f} of {again[1]:.2f}",
                     flush=True,
                 )

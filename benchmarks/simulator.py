@@ -89,10 +89,10 @@ def large(stages: int, microbatches: int) -> None:
     peak = peak_bytes() / 1e9
     actions = len(schedule)
     parts = zip(("generate", "sends", "simulate"), np.diff(marks, axis=0), strict=True)
-    told = ", ".join(f"{name} {took.sum():.2f} s" for name, took in parts)
+    text = ", ".join(f"{name} {took.sum():.2f} s" for name, took in parts)
     own, system = (marks[-1] - marks[0]) / actions * 1e9
     print(
-        f"{stages} x {microbatches}: {actions / 1e6:.2f} M actions, {told}; per action {own:.0f} ns"
+        f"{stages} x {microbatches}: {actions / 1e6:.2f} M actions, {text}; per action {own:.0f} ns"
         f" and {system:.0f} ns of the system for fresh memory; peak {peak:.2f} GB; "
         f"makespan {timeline.seconds:.1f}"
     )

@@ -103,9 +103,9 @@ def compile_variant(case: str, passes: str, rate: float, folder: Path) -> Varian
         [sys.executable, "-m", "pipec", *command], cwd=ROOT, capture_output=True, text=True,
         check=True,
     )  # fmt: skip
-    told = json.loads(done.stdout)
-    sent = sum(cut["nbytes"] for cut in told["cuts"])
-    return Variant(f"{case}, {name}", place, told["schedule"]["seconds"], sent)
+    summary = json.loads(done.stdout)
+    sent = sum(cut["nbytes"] for cut in summary["cuts"])
+    return Variant(f"{case}, {name}", place, summary["schedule"]["seconds"], sent)
 
 
 def measure(variant: Variant, rate: float, rounds: int) -> float:

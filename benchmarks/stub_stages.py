@@ -5,7 +5,7 @@
 
 A sleeping stage leaves the processor to others, so eight ranks fit on two cores, and what is seen
 is order and waiting alone. Stages are unlike each other (their times are below). Two predictions
-stand beside each makespan: of the times that stages were told to sleep (``asked``), and of what
+stand beside each makespan: of the times that stages are set to sleep (``asked``), and of what
 ``pipec profile`` finds on these ranks before anything is run (``predicted``): how long a stage
 really sleeps, the interpreter, what a message takes at both ends and in between.
 """
@@ -76,7 +76,7 @@ def plan_of(stages: int) -> tuple[Plan, Batch]:
 
 
 def times_of(stages: int, seconds: float) -> Times:
-    """What the simulator is told."""
+    """The times of all stages, as the simulator takes them."""
     columns = ([seconds * s * unit(k) for k in range(stages)] for s in SHARES.values())
     return Times.of_stages(*columns)
 
@@ -170,15 +170,15 @@ def run_all(
             stubs[stages] = Stubs.of(stages, seconds)
         it = stubs[stages]
         order = complete(compute, it.plan)
-        asked = simulate(order, times_of(stages, seconds)).seconds
+        requested = simulate(order, times_of(stages, seconds)).seconds
         predicted = plan_timeline(it.plan, order).seconds
         pipeline = DistributedPipeline(it.plan, it.batch, it.settings, schedule=order, device="cpu")
         measured = makespan(pipeline, rounds)
-        figures = f"{asked:8.3f} s {predicted:9.3f} s {measured:9.3f} s"
-        errors = f"{predicted / measured - 1:+7.2%}  {asked / measured - 1:+7.2%}"
+        figures = f"{requested:8.3f} s {predicted:9.3f} s {measured:9.3f} s"
+        errors = f"{predicted / measured - 1:+7.2%}  {requested / measured - 1:+7.2%}"
         say(f"{name:14} {stages:7} {len(order):8} {figures} {errors}")
         rows.append(
-            {"schedule": name, "stages": stages, "asked": asked}
+            {"schedule": name, "stages": stages, "asked": requested}
             | {"predicted": predicted, "measured": measured}
         )
     return rows

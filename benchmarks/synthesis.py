@@ -53,12 +53,12 @@ def main() -> None:
         begin = time.process_time()
         order = synthesize(costs, range(n), m)
         took.append(time.process_time() - begin)
-        mine = simulate(lower(build("synthesized", order.rows, m)), times, memory)
-        assert fits(mine, costs)
+        own = simulate(lower(build("synthesized", order.rows, m)), times, memory)
+        assert fits(own, costs)
         others = [simulate(lower(generate(g, n, m)), times, memory) for g in GENERATORS]
         best = min((t.seconds for t in others if fits(t, costs)), default=inf)
-        gaps.append(mine.seconds / least_seconds(costs, range(n), m) - 1)
-        ratios.append(mine.seconds / best)
+        gaps.append(own.seconds / least_seconds(costs, range(n), m) - 1)
+        ratios.append(own.seconds / best)
         print(f"{n} stages, {m} microbatches: {gaps[-1]:.2%} above the bound, "
               f"{ratios[-1]:.3f} of the best generator, {took[-1]:.1f} s", flush=True)  # fmt: skip
     print(

@@ -183,8 +183,8 @@ def theirs(cell: Cell, cut: Sequence[str], model: nn.Module, x: Tensor, y: Tenso
     rows, loss_of = chosen.rows, chosen.loss
     spec = dict.fromkeys(cut, SplitPoint.BEGINNING)
     pipe = pipeline(model, mb_args=(x[:rows],), split_spec=spec)
-    mine = range(rank, cell.stages, dist.get_world_size())
-    stages = [pipe.build_stage(k, torch.device("cpu")) for k in mine]
+    own = range(rank, cell.stages, dist.get_world_size())
+    stages = [pipe.build_stage(k, torch.device("cpu")) for k in own]
     runner = (
         ScheduleInterleaved1F1B(stages, MICROBATCHES, loss_fn=loss_of)
         if cell.schedule == "interleaved"
@@ -232,15 +232,15 @@ def contenders(cell: Cell, model: nn.Module, x: Tensor, y: Tensor) -> dict[str, 
 def compare(cell: Cell, windows: int, repeats: int) -> dict[str, object]:
     """Medians of all, and of our ratios to the others."""
     model, x, y = workload(cell.model).make_seeded(MICROBATCHES)
-    mine = ours(cell, copy.deepcopy(model), x, y)
-    steps = {"pipec": mine.step, **contenders(cell, model, x, y)}
+    own = ours(cell, copy.deepcopy(model), x, y)
+    steps = {"pipec": own.step, **contenders(cell, model, x, y)}
     losses = {name: time_step(step, 2)[1] for name, step in steps.items()}
     took: dict[str, list[float]] = {name: [] for name in steps}
     for window in range(windows):
         for name in steps if window % 2 == 0 else reversed(steps):
             took[name].append(time_step(steps[name], repeats)[0])
-    told: list[dict[str, float | None]] = [{}] * dist.get_world_size()
-    dist.all_gather_object(told, losses)
+    gathered: list[dict[str, float | None]] = [{}] * dist.get_world_size()
+    dist.all_gather_object(gathered, losses)
     first = took["pipec"]
     ratios = {
         name: statistics.quantiles([b / a for a, b in zip(first, took[name], strict=True)], n=4)
@@ -251,9 +251,9 @@ def compare(cell: Cell, windows: int, repeats: int) -> dict[str, object]:
         "cell": f"{cell.model} {cell.schedule}{', our cut' if cell.ours else ''}",
         "speed": {name: len(x) / statistics.median(t) for name, t in took.items()},
         "ratios": ratios,
-        "bound": mine.bound / statistics.median(first),
-        "ideal": mine.uniform / mine.bound if cell.ours else None,
-        "losses": told[-1],
+        "bound": own.bound / statistics.median(first),
+        "ideal": own.uniform / own.bound if cell.ours else None,
+        "losses": gathered[-1],
     }
 
 

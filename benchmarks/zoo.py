@@ -114,9 +114,9 @@ def run_model(entry: Row, worker: "Worker") -> list[Row]:
     except RuntimeError as error:
         return [{**row, "target": "-", "kind": "timeout", "reason": str(error)}]
     targets = entry.get("targets", TARGETS)
-    asked = {"path": str(path), "targets": targets}
-    asked |= {k: entry[k] for k in ("shapes", "bind", "ranges", "devices") if k in entry}
-    return [{**row, **f} for f in worker.judge(asked)]
+    request = {"path": str(path), "targets": targets}
+    request |= {k: entry[k] for k in ("shapes", "bind", "ranges", "devices") if k in entry}
+    return [{**row, **f} for f in worker.judge(request)]
 
 
 class Worker:
@@ -125,17 +125,17 @@ class Worker:
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
 
-    def judge(self, asked: Row) -> list[Row]:
+    def judge(self, request: Row) -> list[Row]:
         """One verdict per target."""
         found: list[Row] = []
-        for target in asked["targets"]:
+        for target in request["targets"]:
             process = self._process = self._process or self._start()
             assert process.stdin
             assert process.stdout
             timer = threading.Timer(SECONDS, process.kill)
             timer.start()
             with contextlib.suppress(BrokenPipeError):
-                process.stdin.write(json.dumps({**asked, "targets": [target]}) + "\n")
+                process.stdin.write(json.dumps({**request, "targets": [target]}) + "\n")
                 process.stdin.flush()
             line = process.stdout.readline()
             late = not timer.is_alive()

@@ -50,7 +50,7 @@ def main() -> None:
             rows = range(update * MICROBATCHES * ROWS, (update + 1) * MICROBATCHES * ROWS, ROWS)
             batches = [(images[r : r + ROWS], labels[r : r + ROWS]) for r in rows]
             found = boards.train([{"input": x, "target": y} for x, y in batches])
-            mine = sum(float(loss) for loss in found.losses.values()) / MICROBATCHES
+            boards_loss = sum(float(loss) for loss in found.losses.values()) / MICROBATCHES
             new = boards.update()
             with torch.no_grad():
                 for key, value in new.items():
@@ -63,7 +63,7 @@ def main() -> None:
             theirs = float(torch.stack(losses).sum().detach())
             parameters = model.state_dict()
             apart = max(float((new[n] - p).abs().max()) for n, p in parameters.items())
-            print(f"update {update}: loss {mine:.4f} on boards, {theirs:.4f} in torch, "
+            print(f"update {update}: loss {boards_loss:.4f} on boards, {theirs:.4f} in torch, "
                   f"weights differ by {apart:.1e}")  # fmt: skip
 
 

@@ -131,7 +131,7 @@ class PartitionPass(Pass):
 
         Args:
             plan: With costs.
-            counted: Whether peaks of memory are told where there is room for all that is saved.
+            counted: Whether peaks of memory are computed where there is room for all that is saved.
             below: Seconds of a step; only faster cuts are looked for.
 
         Raises:

@@ -16,7 +16,7 @@ class Simulate(Pass):
     1. A forward takes the stage's interval, a backward what the backend's timing says.
     2. A transfer takes its channel's bytes over the link of the two devices.
     3. A deadlock at the channels' depths is an error that shows the shortest cycle of waits.
-    4. So is a device that holds more than a memory pass before it was told to keep.
+    4. So is a device that holds more than the limit of a memory pass before it.
     """
 
     name: ClassVar[str] = "simulate"

@@ -57,8 +57,8 @@ def _texts(stage: Path, texts: Mapping[str, str]) -> Iterator[str]:
         lines = zip_longest(_read_text(stage / name).splitlines(), text.splitlines())
         for number, (got, want) in enumerate(lines, 1):
             if got != want:
-                said = ("no line" if line is None else line.strip() for line in (got, want))
-                yield f"{name}:{number}: {', want '.join(said)}"
+                sides = ("no line" if line is None else line.strip() for line in (got, want))
+                yield f"{name}:{number}: {', want '.join(sides)}"
                 break
 
 

@@ -50,7 +50,7 @@ from pipec.plan.weights import all_have_data
 
 @dataclass(frozen=True)
 class FpgaOptions(Options):
-    """What `pipec compile` may be told for boards."""
+    """Options of `pipec compile` for boards."""
 
     precision: str = option(
         "float32",
@@ -311,7 +311,7 @@ class FpgaBackend(Backend):
 
 
 def _read_tolerances(plan: Plan, folders: Sequence[Path]) -> tuple[float, dict[str, Allowed]]:
-    """The tolerance that the stages themselves tell, and that of values in narrow numbers."""
+    """The tolerance in the records of the stages, and that of values in narrow numbers."""
     records = [read_record(folder) for folder in folders]
     bounds = [Bound.of_json(k, b) for k, r in enumerate(records) for b in r.get("bounds", ())]
     tolerance = max(float(record["tolerance"]) for record in records)

@@ -37,7 +37,7 @@ def pace(beats: int, cycles: int) -> Runs:
     """``beats`` firings, evenly over ``cycles`` (one per cycle if there are fewer).
 
     Example:
-        >>> paced(5, 7)
+        >>> pace(5, 7)
         (Loop(times=2, body=(Run(count=1, delta=2, reads=1, writes=1),\
  Run(count=1, delta=1, reads=1, writes=1))), Run(count=1, delta=1, reads=1, writes=1))
     """

@@ -50,7 +50,7 @@ def cpp_type(dtype: str) -> str:
 
 
 def no_such_type(dtype: str) -> BackendError:
-    """What is said of a precision that there is not."""
+    """The error for a precision that does not exist."""
     return BackendError(
         "no C++ type for elements of this kind",
         got=dtype,

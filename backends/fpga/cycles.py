@@ -1,7 +1,7 @@
 """Interval, latency, stalls and bottleneck of a stage, simulated handshake by handshake.
 
-Pipelines are rigid, as Vitis HLS makes them if it is not told otherwise, or does not do as it is
-told. An emitted loop runs through all frames of a call, so the last results of a frame leave it
+Pipelines are rigid: Vitis HLS makes them so by default, and where it cannot make another style.
+An emitted loop runs through all frames of a call, so the last results of a frame leave it
 with the first inputs of the next; they leave at once only behind the last frame, where it ends.
 Firings and delays are those of `pipec.backends.fpga.runs`, the simulator is
 `pipec.backends.fpga.simulator.native`.

@@ -133,7 +133,7 @@ def fit(options: Sequence[Option], room: Room) -> list[Memory] | Shortage:
     used = np.sum([o.sum_fixed(room.period) for o in options], axis=0) + ported * room.shell
     flip_flops = sum(o.ff for o in options) + ported * room.shell_ff
     sums = zip(NAMES, (*used, flip_flops), (*room.most, room.ff), strict=True)
-    exceeded = [told for each in sums for told in too_much(*each)]
+    exceeded = [text for each in sums for text in too_much(*each)]
     if exceeded:
         return Shortage(tuple(exceeded))
     beside, limit = used[STORES], room.most[STORES].copy()
@@ -144,7 +144,7 @@ def fit(options: Sequence[Option], room: Room) -> list[Memory] | Shortage:
     for item, kind in zip(items, kinds, strict=True):
         beside[KINDS.index(kind)] += item.costs[KINDS.index(kind)]
     sums = zip(NAMES[STORES], beside, limit, strict=True)
-    exceeded = [told for each in sums for told in too_much(*each)]
+    exceeded = [text for each in sums for text in too_much(*each)]
     return Shortage(tuple(exceeded), of_memory=True) if exceeded else kinds
 
 

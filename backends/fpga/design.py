@@ -105,7 +105,7 @@ class DdrPort:
         bytes_per_frame: Traffic of one frame.
         bytes_per_second: Traffic while the engine runs at its initiation interval: what it needs
             of the board's bandwidth.
-        bank: Memory port of the board that it is led to (``DDR[0]``, ``HBM[5]``); empty if unknown.
+        bank: Memory port of the board that it goes to (``DDR[0]``, ``HBM[5]``); empty if unknown.
         slots: Time slots of a round of ``period`` cycles that are this engine's
             (`pipec.backends.fpga.banks`); 0 if the port is its own.
         carries: The value that moves through it, as on its stream; None for tables.

@@ -36,7 +36,7 @@ _ROUNDS = 6
 
 
 def cache_last(make: Callable[[Plan], T]) -> Callable[[Plan], T]:
-    """A function of a plan's stages that gives its last answer while these and their boards stay.
+    """A function of a plan's stages that gives its last result while these and their boards stay.
 
     A plan goes through check, timing and emission with the same stages.
     """

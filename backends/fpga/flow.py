@@ -413,7 +413,7 @@ def peak_tokens(written: Transfers, read: Transfers, interval: float) -> int:
 
     Example:
         >>> at = np.array([1.0, 2.0, 3.0])
-        >>> held(Transfers(at, at, at), Transfers(at + 5, at + 5, at), 10.0)
+        >>> peak_tokens(Transfers(at, at, at), Transfers(at + 5, at + 5, at), 10.0)
         3
     """
     frames = int(max(read.ends[-1] - written.starts[0], 0.0) // interval) + 2

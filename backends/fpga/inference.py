@@ -73,7 +73,7 @@ def describe(item: Accuracy, bound: Allowed) -> str:
     """What was lost and what the formats explain, in one line for people.
 
     Example:
-        >>> told(Accuracy(0, "y", 4, 0.0125, 0.002, 1.0), Allowed(0.031, "likely"))
+        >>> describe(Accuracy(0, "y", 4, 0.0125, 0.002, 1.0), Allowed(0.031, "likely"))
         'y: max error 1.25 % of 3.1 % (likely bound), mean 0.2 %, top-1 agrees in 100 %'
     """
     text = f"{item.value}: max error {100 * item.max_relative_error:.3g} % "
@@ -126,11 +126,11 @@ def emit_inference(plan: Plan, directory: Path) -> None:
 def _steps(design: StageDesign, graph: Graph) -> dict[str, float]:
     """Outputs in 8-bit integers that the model itself asks for, to what one of them stands for."""
     formats = {p: int8_format(design.streams[p.stream].dtype) for p in design.outputs}
-    asked = {node.name for node in graph.calls if node.target is DEQUANTIZE}
+    named = {node.name for node in graph.calls if node.target is DEQUANTIZE}
     return {
         port.value: form.scale
         for port, form in formats.items()
-        if form is not None and port.node in asked
+        if form is not None and port.node in named
     }
 
 

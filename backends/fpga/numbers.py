@@ -147,7 +147,7 @@ def unpack(words: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Biases and multipliers of such words.
 
     Example:
-        >>> unpacked(packed(np.array([-3]), np.array([-7])))
+        >>> unpack(pack(np.array([-3]), np.array([-7])))
         (array([-3]), array([-7]))
     """
     whole = np.asarray(words, dtype=np.int64)
@@ -165,7 +165,7 @@ def parse_fixed(dtype: str) -> tuple[int, int] | None:
     """Width and integer bits (sign included) of ``ap_fixed<W,I>``; None for other types.
 
     Example:
-        >>> fixed_point("ap_fixed<16, 6>"), fixed_point("float32")
+        >>> parse_fixed("ap_fixed<16, 6>"), parse_fixed("float32")
         ((16, 6), None)
     """
     found = re.fullmatch(r"ap_fixed<\s*(\d+)\s*,\s*(\d+)\s*>", dtype)
@@ -184,7 +184,7 @@ def encode(values: NDArray[Any], dtype: str) -> NDArray[np.generic]:
     """Numbers as they lie in a file: rounded half to even, out of range saturated.
 
     Example:
-        >>> encoded(np.array([0.3, 100.0]), "ap_fixed<8,4>").tolist()
+        >>> encode(np.array([0.3, 100.0]), "ap_fixed<8,4>").tolist()
         [5, 127]
 
     Raises:

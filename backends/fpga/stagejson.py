@@ -140,7 +140,7 @@ def read_record(stage: Path) -> Json:
 
 
 def design_of(record: Json) -> StageDesign:
-    """The design that a ``stage.json`` tells of; its tables have no values.
+    """The design that a ``stage.json`` describes; its tables have no values.
 
     Raises:
         BackendError: It has another version, or is damaged.

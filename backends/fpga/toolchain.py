@@ -38,7 +38,7 @@ def compiler() -> str:
 
 
 def run_command(command: Sequence[str | Path], **how: Any) -> subprocess.CompletedProcess[str]:
-    """What a command said, as text, and how it ended; ``how`` as of `subprocess.run`."""
+    """The output of a command, as text, and its exit status; ``how`` as of `subprocess.run`."""
     return subprocess.run(command, capture_output=True, text=True, check=False, **how)
 
 
@@ -73,7 +73,7 @@ def compile_cached(
         half = made.with_suffix(f".{threading.get_ident()}")
         done = run_command([compiler(), *arguments, "-o", half], cwd=where)
         if done.returncode != 0:
-            said = "\n" + "\n".join(done.stderr.splitlines()[:20])
-            raise BackendError(f"{what} does not compile", where=where, got=said)
+            output = "\n" + "\n".join(done.stderr.splitlines()[:20])
+            raise BackendError(f"{what} does not compile", where=where, got=output)
         half.replace(made)
     return made

@@ -27,7 +27,7 @@ class Module:
     Attributes:
         name: Its name.
         loops: (initiation interval, pipeline stages) of each pipelined loop.
-        latency: Most cycles of one call; None where the tool cannot tell.
+        latency: Most cycles of one call; None where the tool does not know.
         resources: ``dsp``, ``bram36``, ``uram``, ``lut``, ``ff``, with all that it calls.
         clock_ns: Estimated clock period.
     """

@@ -47,10 +47,10 @@ def onnx_runner(path: Path, names: Names, graph: Graph) -> StageRunner:
             want=", ".join((*wanted, *types)),
         )
     held = [{v.name for v in ends} for ends in (engine.get_inputs(), engine.get_outputs())]
-    for ends, told in zip(held, (names.inputs, names.outputs), strict=True):
-        if not ends >= {*told.values()}:
+    for ends, own in zip(held, (names.inputs, names.outputs), strict=True):
+        if not ends >= {*own.values()}:
             raise BackendError(
-                "a stage's names are not those of its file", where=path, got=told, want=ends
+                "a stage's names are not those of its file", where=path, got=own, want=ends
             )
     made_as = {names.outputs[name]: types[name] for name in names.outputs}
     _check_types(engine, made_as, path)

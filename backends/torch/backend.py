@@ -39,7 +39,7 @@ _NO_WEIGHTS = "emitted without weights: the model was built without data (fake o
 
 @dataclass(frozen=True)
 class TorchOptions(Options):
-    """What `pipec compile` may be told for torch."""
+    """Options of `pipec compile` for torch."""
 
     pt2: bool = option(False, "Also write an exported program per stage.")
 

@@ -72,7 +72,7 @@ class _Sized(fx.Interpreter):
         self._given = {i.node: i.name for i in graph.inputs if not i.kind.is_weight}
 
     def run_node(self, n: fx.Node) -> Any:
-        """Run a node, told sizes that follow from what the stage is given."""
+        """Run a node, with the sizes that follow from the stage's inputs."""
         if n.name not in self._arguments:
             return super().run_node(n)
         shapes = {name: t.shape for n, t in self.env.items() if (name := self._given.get(n.name))}
@@ -148,7 +148,7 @@ def export_stage(stage: OpenStage, *, named: bool = False) -> torch.export.Expor
 
 
 def _open(planned: Tensor, other: Tensor) -> dict[int, Any]:
-    """The dimensions of a tensor that stay open, as `torch.export` is told."""
+    """The dimensions of a tensor that stay open, as `torch.export` takes them."""
     pairs = enumerate(zip(planned.shape, other.shape, strict=True))
     return {k: torch.export.Dim.DYNAMIC for k, (a, b) in pairs if a != b}
 

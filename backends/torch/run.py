@@ -42,7 +42,7 @@ _TRAINING = ("optimizer", "lr_schedule", "clip", "on_nan", "spike", "loss_scale"
 
 @dataclass(frozen=True)
 class RunOptions(Options):
-    """What `pipec run` may be told of a plan for torch."""
+    """Options of `pipec run` for a plan for torch."""
 
     optimizer: str = option("sgd:lr=0.01", "name:option=value,... of torch.")
     lr_schedule: str | None = option(None, "name:option=value,... of torch.optim.lr_scheduler.")
@@ -85,7 +85,7 @@ class RunOptions(Options):
     t2: float = option(0.0, "PipeMare: decay D of the weight correction, 0.135.")
 
     def settings(self) -> Settings:
-        """What the runtime is told."""
+        """The settings of the runtime."""
         return Settings(
             optimizer_from_text(self.optimizer),
             scheduler_from_text(self.lr_schedule) if self.lr_schedule else None,
@@ -180,10 +180,10 @@ def run(plan: Plan, job: Job, options: RunOptions) -> None:
 
 
 def _common_options(job: Job, options: RunOptions) -> dict[str, str | None]:
-    """What all ranks must be told alike, besides what the pipeline itself compares."""
-    told = {f.name.replace("_", "-"): getattr(options, f.name) for f in fields(options)}
-    told |= {"data": job.data, "rounds": job.rounds}
-    return {f"--{name}": str(value) for name, value in told.items()}
+    """Options that are the same on all ranks, besides those that the pipeline itself compares."""
+    values = {f.name.replace("_", "-"): getattr(options, f.name) for f in fields(options)}
+    values |= {"data": job.data, "rounds": job.rounds}
+    return {f"--{name}": str(value) for name, value in values.items()}
 
 
 def _finish(plan: Plan, job: Job, options: RunOptions, pipeline: Runner) -> None:

@@ -48,8 +48,8 @@ def stage_runner(
             with torch.no_grad():
                 results = module(inputs)(*args)
         except (RuntimeError, ValueError, IndexError) as error:
-            where, said = type(graph.module).__name__, first_line(error)
-            raise BackendError("torch fails on a stage", where=where, got=said) from error
+            where, problem = type(graph.module).__name__, first_line(error)
+            raise BackendError("torch fails on a stage", where=where, got=problem) from error
         return {o.name: value for o, value in zip(graph.outputs, results, strict=True)}
 
     return run

@@ -69,15 +69,15 @@ def _in_turns(graph: CostGraph, cut: CutResult, link: float) -> float:
 def _alone(name: str, graph: CostGraph) -> Row:
     """One stage per worker, no replicas: pipelined against one minibatch at a time."""
     found = []
-    for workers, told, link in ((4, "PCIe", PCIE), (8, "25 Gb/s", FAST), (8, "10 Gb/s", SLOW)):
+    for workers, speed, link in ((4, "PCIe", PCIE), (8, "25 Gb/s", FAST), (8, "10 Gb/s", SLOW)):
         cut = _cut_straight(graph, workers, link)
         ratio = _in_turns(graph, cut, link) / cut.max_load
-        found.append(f"{ratio:.2f}x on {workers}, {told}")
+        found.append(f"{ratio:.2f}x on {workers}, {speed}")
     return Row(
         "pipelining alone at least 2x over model parallelism, on four models",
         name,
         "; ".join(found),
-        "even stages give the number of workers, hidden transfers more; the claim's are not told",
+        "even stages give the number of workers, hidden transfers more; the claim states neither",
     )
 
 
@@ -136,7 +136,7 @@ def _compare_flush(graph: CostGraph) -> Row:
 def _bytes(name: str, graph: CostGraph) -> Row:
     """What all workers send per minibatch, against data parallelism."""
     plan = plan_replicated(graph, [Level(16, SLOW)])
-    claim = "-85 % at least" if name == "vgg16" else "none told"
+    claim = "-85 % at least" if name == "vgg16" else "none given"
     return Row(
         f"communication of {name} against data parallelism: {claim}", "16 workers, 10 Gb/s",
         f"{plan.configuration}: {_fewer(graph, plan):+.0%}",
@@ -149,8 +149,8 @@ def _fewer(graph: CostGraph, plan: ReplicatedPlan) -> float:
     weights = totals(graph)[1]
     alone = _reduce_bytes(weights, sum(s.replicas for s in plan.stages))
     own = [float(graph.weight_bytes[list(s.nodes)].sum()) for s in plan.stages]
-    mine = sum(_reduce_bytes(w, s.replicas) for w, s in zip(own, plan.stages, strict=True))
-    return (mine + 2 * _crossing_of(graph, plan)) / alone - 1
+    own_bytes = sum(_reduce_bytes(w, s.replicas) for w, s in zip(own, plan.stages, strict=True))
+    return (own_bytes + 2 * _crossing_of(graph, plan)) / alone - 1
 
 
 def _reduce_bytes(weights: float, replicas: int) -> float:
@@ -162,9 +162,9 @@ def _share(name: str, graph: CostGraph) -> Row:
     """How much of a step of data parallelism its all-reduce is, if nothing hides it."""
     seconds, weights = totals(graph)
     found = []
-    for told, link in (("10 Gb/s", SLOW), ("25 Gb/s", FAST)):
+    for speed, link in (("10 Gb/s", SLOW), ("25 Gb/s", FAST)):
         sync = _reduce_bytes(weights, 32) / link
-        found.append(f"{sync / (sync + seconds):.0%} at {told}")
+        found.append(f"{sync / (sync + seconds):.0%} at {speed}")
     return Row(
         "communication is up to 90 % of data parallelism's time", f"{name}, 32 workers",
         ", ".join(found), "its share falls with the minibatch, which is 128 or 256 here",
@@ -172,7 +172,7 @@ def _share(name: str, graph: CostGraph) -> Row:
 
 
 def _preprint(
-    graph: CostGraph, workers: int, link: float, told: str, config: str, alone: float,
+    graph: CostGraph, workers: int, link: float, speed: str, config: str, alone: float,
     bsp: float, fewer: float,
 ) -> Row:  # fmt: skip
     plan = plan_replicated(graph, [Level(workers, link)])
@@ -180,7 +180,7 @@ def _preprint(
     parallel = (seconds + _reduce_bytes(weights, workers) / link) / workers
     return Row(
         f"preprint: {config}, {alone}x one machine, {bsp}x BSP, communication {-fewer:.0%}",
-        f"vgg16, {workers} workers, {told}",
+        f"vgg16, {workers} workers, {speed}",
         f"{plan.configuration}, {seconds / plan.seconds:.2f}x one machine, "
         f"{parallel / plan.seconds:.2f}x BSP, {_fewer(graph, plan):+.0%}",
         TITAN,

@@ -32,7 +32,7 @@ def rows() -> list[Row]:
 def _methods() -> list[Row]:
     """The comparison of methods of Guan et al. (JCST 2024): D stages, T microbatches."""
     found, stages, microbatches = [], 8, 32
-    for name, told in (
+    for name, text in (
         ("gpipe", "M, T Ma, bubble (D-1)/(T+D-1)"),
         ("1f1b", "M, Ma .. D Ma, the same bubble"),
         ("pipedream", "M .. D M, Ma .. D Ma, no bubble"),
@@ -45,12 +45,12 @@ def _methods() -> list[Row]:
         versions, held = timeline.weight_versions, timeline.peak_in_flight
         found.append(
             Row(
-                f"{name}: {told}",
+                f"{name}: {text}",
                 f"D={stages}, T={microbatches}",
                 f"{min(versions)} .. {max(versions)} M, {min(held):g} .. {max(held):g} Ma, "
                 f"bubble {timeline.bubble:.3f}, (D-1)/(T+D-1) = "
                 f"{(stages - 1) / (microbatches + stages - 1):.3f}",
-                "filling and draining the pipe once" if "no bubble" in told else "",
+                "filling and draining the pipe once" if "no bubble" in text else "",
             )
         )
     return found
@@ -111,13 +111,13 @@ def _against_flush() -> Row:
                                 Times.uniform(stages))  # fmt: skip
             held[name] = copies, float(np.mean(timeline.peak_in_flight))
         ratio[microbatches] = held
-    told = ", ".join(
+    text = ", ".join(
         f"N={n}: {3 / 4:.2f}x to {h['gpipe'][1] / h['pipemare'][1]:.2f}x" for n, h in ratio.items()
     )
     return Row(
         "up to 2.7x less memory than synchronous pipelines",
         f"{stages} stages, GPipe over PipeMare, weights alone to activations alone",
-        told,
+        text,
         "what the 2.7x counts, and at which N, is not published; T2 keeps one buffer more",
     )
 

@@ -26,7 +26,7 @@ PAGE = Path("docs/faults.md")
 
 @dataclass(frozen=True)
 class Result:
-    """What verification said of one fault: ``how`` is empty where it said nothing."""
+    """What verification reports of one fault: ``how`` is empty where it reports none."""
 
     model: str
     target: str
@@ -122,21 +122,21 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=100, help="of each clean directory")
     parser.add_argument("--targets", default="torch,onnx,fpga")
     parser.add_argument("--out", type=Path, default=PAGE)
-    told = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
     results, alarms = list[Result](), list[str]()
     with tempfile.TemporaryDirectory(prefix="pipec-faults-") as name:
-        for found in runs(told.faults, told.seeds, Path(name), told.targets.split(",")):
+        for found in runs(options.faults, options.seeds, Path(name), options.targets.split(",")):
             if isinstance(found, str):
                 alarms.append(found)
                 print("false alarm:", found, flush=True)
                 continue
             results.append(found)
             if not found.how:
-                said = (found.model, found.target, found.fault.kind, found.fault.where)
-                print("missed:", *said, flush=True)
-    told.out.write_text(page(results, alarms, told.seeds), encoding="utf-8")
-    print(told.out.read_text(encoding="utf-8"))
+                fields = (found.model, found.target, found.fault.kind, found.fault.where)
+                print("missed:", *fields, flush=True)
+    options.out.write_text(page(results, alarms, options.seeds), encoding="utf-8")
+    print(options.out.read_text(encoding="utf-8"))
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from pipec.backends.fpga.toolchain import workspace
 from pipec.errors import BackendError
 
 CLANG = ("clang-14", "clang-15", "clang-16")
-"""Compilers whose IR has typed pointers, or can be told to."""
+"""Compilers whose IR has typed pointers, or that have an option for them."""
 _UNROLL = re.compile(r"^(\s*for \(.*\{)\n(#pragma HLS UNROLL\b.*)$", re.MULTILINE)
 LIBRARY = ("cmath", "cstddef", "cstdint", "cstring", "limits", "type_traits", "utility")
 MOST_PORTS = 1 << 30

@@ -350,10 +350,10 @@ def share_port(of: int, shares: Sequence[tuple[int, ...]], depth: int, vectors: 
             (f"mvu{k}", nest, (f"x{k}", f"w{k}"), (f"y{k}",)),
             sink(f"snk{k}", f"y{k}", vectors * nest.nf, 2),
         ]
-    ii = {f"ddr{k}": of // len(mine) for k, mine in enumerate(shares)}
+    ii = {f"ddr{k}": of // len(share) for k, share in enumerate(shares)}
     latency = {f"ddr{k}": 30 for k in range(len(shares))}
     found = Net(parts, ii, latency, {f"w{k}": depth for k in range(len(shares))})
-    slots = {f"ddr{k}": {"of": of, "mine": mine} for k, mine in enumerate(shares)}
+    slots = {f"ddr{k}": {"of": of, "mine": share} for k, share in enumerate(shares)}
     text = f"{len(shares)} engines, {[len(m) for m in shares]} of {of} slots, FIFOs of {depth}"
 
     def make() -> Json:

@@ -1,4 +1,4 @@
-"""The cycle simulator's answer for a stage, beside what its SystemVerilog did."""
+"""The cycle simulator's prediction for a stage, beside what its SystemVerilog did."""
 
 import math
 from dataclasses import dataclass

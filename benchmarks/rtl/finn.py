@@ -49,7 +49,7 @@ class Measured:
 
     @property
     def simulated(self) -> int:
-        """The simulator's answer."""
+        """The simulator's result."""
         parts = [("unit", self.nest, ("x",), ("y",))]
         design = Net(parts, latency={"unit": self.depth}).design("finn")
         trace = simulate(network_of(design)[0], {}, 3)

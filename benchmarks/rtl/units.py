@@ -94,8 +94,8 @@ def _slots(engine: Json) -> Parameters:
     slots = engine.get("slots")
     if slots is None:
         return {}
-    mine = sum(1 << offset for offset in slots["mine"])
-    return {"SLOTS": slots["of"], "MINE": f"64'd{mine}"}
+    mask = sum(1 << offset for offset in slots["mine"])
+    return {"SLOTS": slots["of"], "MINE": f"64'd{mask}"}
 
 
 def _vector(values: Sequence[int]) -> str:

@@ -122,7 +122,7 @@ def csim_error(stage: Path, code: int, output: str, when: str = "") -> BackendEr
 
 
 def complaints(output: str) -> str:
-    r"""What a test bench said, outputs that are right left out.
+    r"""The messages of a test bench, without those of outputs that are right.
 
     Example:
         >>> complaints("out_a  max error 0: ok\nout_b  max error 1: FAILED\n")

@@ -3,7 +3,7 @@
 For a target interval every board in turn takes as many units of a linear order as it holds: layers
 to stream are chosen and memories placed (`Demand.fits`). A boundary whose values the link cannot
 carry within the target is no place to cut. Reaching further never hurts, as every part of what fits
-a board fits it too, so this answers the target exactly for this order, as far as the fit test is
+a board fits it too, so this decides a target exactly for this order, as far as the fit test is
 exact. Where boards may stand in any order, a state is how many of each kind are used, and the
 furthest reach of every state is kept.
 """

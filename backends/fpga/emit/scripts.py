@@ -45,7 +45,7 @@ def scripts(design: StageDesign, site: Site, known: Mapping[str, Any]) -> dict[s
     used = sides(design, found)
     muxes = [side.packets for side in used if site.platform or side.mux is not None]
     beside = [*found.movers, *muxes]
-    told = {
+    data = {
         **known, "used": used, "movers": found.movers, "shares": bool(muxes),
         "style": PIPELINE_STYLE, "flags": (*STANDARD, *FLAGS), "includes": INCLUDES,
         "sources": SOURCES, "timed": TIMED, "bounded": BOUNDED, "sanitized": SANITIZED,
@@ -55,7 +55,7 @@ def scripts(design: StageDesign, site: Site, known: Mapping[str, Any]) -> dict[s
         "places": {name: k for k, (_, name) in enumerate(known["arguments"])},
         "moved": {one.port: one.name for one in found.movers},
     }  # fmt: skip
-    texts = {name: fill_template(name, **told) for name in ("Makefile", "README.md", *VENDOR)}
+    texts = {name: fill_template(name, **data) for name in ("Makefile", "README.md", *VENDOR)}
     if site.alone and site.platform:
         texts["link.cfg"] = link_cfg(design, found)
         texts["link_udp.cfg"] = link_cfg(design, found, udp=True)
@@ -63,7 +63,7 @@ def scripts(design: StageDesign, site: Site, known: Mapping[str, Any]) -> dict[s
         texts["block_design.tcl"] = block_design(design, found)
     if site.has_host:
         pins = _pins(design, [*found.movers, *(side.packets for side in used)])
-        texts |= {name: fill_template(name.split("/")[1], **told, kernels=pins) for name in HOSTED}
+        texts |= {name: fill_template(name.split("/")[1], **data, kernels=pins) for name in HOSTED}
         texts |= {name: own_header(name) for name in SHIPPED}
     return texts | files_beside(design, beside, platform=site.platform)
 

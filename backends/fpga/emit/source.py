@@ -39,7 +39,7 @@ def arguments(design: StageDesign) -> list[tuple[str, str]]:
 
 
 def numbering(design: StageDesign) -> tuple[str, ...]:
-    """The scalar arguments that tell a kernel which microbatch it works on."""
+    """The scalar arguments that number the microbatch a kernel works on."""
     return max((p.mover.counts for p in pointers(design) if p.mover), key=len, default=())
 
 

@@ -17,7 +17,7 @@ class Mover(Nest):
     """An engine between a stream and DDR.
 
     Attributes:
-        counts: What it must be told about microbatches; nothing if what it moves stays in a kernel.
+        counts: Its arguments that number microbatches; none if what it moves stays in a kernel.
         writes: Whether it writes to memory.
         tokens: Per frame; ``lanes`` elements of each.
         slots: Frames, or chunks, that lie in memory.

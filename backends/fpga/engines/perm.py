@@ -143,9 +143,9 @@ def index_lines(
     """Lines that take an index of the transposed block to one of the block.
 
     Example:
-        >>> permuted((2, 3), (1, 0))[1:]
+        >>> index_lines((2, 3), (1, 0))[1:]
         ['const int i1 = remainder_of<2, 6>(i);', 'return i0 + i1 * 3;']
-        >>> permuted((3,), (0,), (0,))[-1]
+        >>> index_lines((3,), (0,), (0,))[-1]
         'return (2 - i0);'
     """
     steps = [math.prod(sizes[axis + 1 :]) for axis in order]

@@ -44,22 +44,22 @@ def unary(b: Builder, node: fx.Node) -> Value:
 
 
 def _steps(node: fx.Node) -> list[MapStep]:
-    told = bind(node)
+    arguments = bind(node)
     match str(node.target).split(".")[1]:
-        case "gelu" if told["approximate"] == "tanh":
+        case "gelu" if arguments["approximate"] == "tanh":
             return [MapStep("gelu_tanh")]
         case "leaky_relu":
-            return [_scalar("leaky_relu", told["negative_slope"])]
+            return [_scalar("leaky_relu", arguments["negative_slope"])]
         case "elu":
-            if (told["scale"], told["input_scale"]) != (1, 1):
+            if (arguments["scale"], arguments["input_scale"]) != (1, 1):
                 raise UnsupportedError("elu with scales")
-            return [_scalar("elu", told["alpha"])]
+            return [_scalar("elu", arguments["alpha"])]
         case "clamp" | "hardtanh":
-            _, *limits = told.values()
+            _, *limits = arguments.values()
             steps = zip(("max", "min"), limits, strict=True)
             return [_scalar(step, value) for step, value in steps if value is not None]
         case "softplus":
-            if (told["beta"], told["threshold"]) != (1, 20):
+            if (arguments["beta"], arguments["threshold"]) != (1, 20):
                 raise UnsupportedError(
                     "softplus with another beta than 1 or another threshold than 20"
                 )

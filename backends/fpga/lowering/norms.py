@@ -47,13 +47,13 @@ def over_axis(b: Builder, node: fx.Node) -> Value:
 def layer_norm(b: Builder, node: fx.Node) -> Value:
     """``layer_norm(x, normalized_shape, weight, bias, eps)``; ``rms_norm`` has no bias."""
     rms = "rms_norm" in str(node.target)
-    told = bind(node)
+    arguments = bind(node)
     value, count = b.value(node.args[0]), len(cast("list[int]", node.args[1]))
     axes = tuple(range(len(value.view.shape)))[-count:]
     value = b.innermost(node, value, axes)
-    roles = (("scale", told["weight"]), ("shift", told.get("bias")))
+    roles = (("scale", arguments["weight"]), ("shift", arguments.get("bias")))
     tables = {role: element_table(b, node, value, axes, arg) for role, arg in roles}
-    op, eps = "rms_norm" if rms else "layer_norm", told["eps"]
+    op, eps = "rms_norm" if rms else "layer_norm", arguments["eps"]
     return rows_through(
         b, node, value, axes, tables, op=op, eps=1.1920929e-07 if eps is None else float(eps)
     )

@@ -63,11 +63,11 @@ def avg_pool(b: Builder, node: fx.Node) -> Value:
 
 def _counts(node: fx.Node, maps: Maps) -> Array:
     """What the sum of each window is divided by: ``[oh*ow]``, as torch does it with ones."""
-    around, (_, *told), op = maps.padding, bind(node).values(), cast("Any", node.target)
+    around, (_, *numbers), op = maps.padding, bind(node).values(), cast("Any", node.target)
     h, w = maps.h + around.top + around.bottom, maps.w + around.left + around.right
     ones = torch.ones(1, 1, h, w, dtype=torch.float64)
-    sums = op(ones, *told[:-1], 1)
-    return np.asarray((sums / op(ones, *told)).round().reshape(-1).numpy())
+    sums = op(ones, *numbers[:-1], 1)
+    return np.asarray((sums / op(ones, *numbers)).round().reshape(-1).numpy())
 
 
 @lowers("aten.adaptive_avg_pool2d.default", "aten._adaptive_avg_pool2d.default")

@@ -203,9 +203,9 @@ def cut(b: Builder, node: fx.Node, value: Value, axis: int, part: range, suffix:
 @lowers("aten.slice.Tensor")
 def slice_(b: Builder, node: fx.Node) -> Value:
     """``x[start:stop:step]`` along one axis."""
-    value, told = b.value(node.args[0]), bind(node)
-    axis = told["dim"] % len(value.view.shape)
-    bounds = slice(told["start"], told["end"], told["step"])
+    value, arguments = b.value(node.args[0]), bind(node)
+    axis = arguments["dim"] % len(value.view.shape)
+    bounds = slice(arguments["start"], arguments["end"], arguments["step"])
     return cut(b, node, value, axis, range(*bounds.indices(value.view.shape[axis])))
 
 

@@ -69,7 +69,7 @@ def parse_types(text: str) -> Types:
         BackendError: No engine computes in a type, or in it beside the others.
 
     Example:
-        >>> named_types("ap_fixed<16,6>; head.* = float32")
+        >>> parse_types("ap_fixed<16,6>; head.* = float32")
         Types(precision='ap_fixed<16,6>', own=(('head.*', 'float32'),))
     """
     first, *rest = (part.strip() for part in text.split(";"))

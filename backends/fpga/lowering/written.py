@@ -225,8 +225,8 @@ def _interpolate(emit: Emit, x: Tensor, size: object, corners: object, *scales: 
     """``(x, sizes, align_corners, scales)``, or one scale after the other."""
     op, before, after = op_name(emit.old), x, shape_of(emit.old)
     taps = _TAPS[op.split("upsample_")[1].partition(".")[0]]
-    told = scales[0] if op.endswith(".vec") and scales else scales
-    each = [*(told or ()), None, None]
+    factors = scales[0] if op.endswith(".vec") and scales else scales
+    each = [*(factors or ()), None, None]
     for axis in reversed(range(2, x.ndim)):  # along rows first: there are fewer of them
         scale, count = each[axis - 2], x.shape[axis]
         if after[axis] != count or scale not in (None, 1.0):

@@ -220,8 +220,8 @@ def simulate(
         ]
         if waits:
             raise deadlock(waits, processes)
-        told = [(*map(int, row[1:-1]), int(row[-1], 16)) for row in rows if row[0] == "stream"]
-        flows = {name: Flow(*numbers) for name, numbers in zip(names, told, strict=True)}
+        totals = [(*map(int, row[1:-1]), int(row[-1], 16)) for row in rows if row[0] == "stream"]
+        flows = {name: Flow(*numbers) for name, numbers in zip(names, totals, strict=True)}
         ends = tuple(int(row[1]) for row in rows if row[0] == "end")
         logs = dict[str, tuple[int, ...]]()
         if record:

@@ -275,8 +275,8 @@ def golden_training(
         known = {**frame.outputs, **known}
     backward: list[Golden] = []
     gradients: dict[str, torch.Tensor] = {}
-    for stage, mine in zip(reversed(stages), reversed(forward), strict=True):
-        local = {**known, **gradients, **mine.inputs, **mine.outputs}
+    for stage, own in zip(reversed(stages), reversed(forward), strict=True):
+        local = {**known, **gradients, **own.inputs, **own.outputs}
         (frame,) = golden_chain([stage.phases.B], local)
         backward.append(frame)
         for o in stage.phases.B.outputs_of(OutputKind.GRADIENT):

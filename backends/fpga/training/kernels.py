@@ -1,4 +1,4 @@
-"""The two kernels of a stage on one board: F and B folded together, then told apart.
+"""The two kernels of a stage on one board: F and B folded together, then separated.
 
 Both stand on the board at once, so they are one network of engines to the search: every engine of
 either keeps one interval T, and the least T at which all of them fit is the best division of the
@@ -237,8 +237,8 @@ def kernels_on(
             if isinstance(found, StageDesign):
                 kept.append((found, features))
                 if found.interval > _NEAR * whole.interval:
-                    told = f"{found.interval:,} cycles of memory, engines {whole.interval:,}"
-                    found = Shortage((told,), least=int(found.interval / _NEAR))
+                    text = f"{found.interval:,} cycles of memory, engines {whole.interval:,}"
+                    found = Shortage((text,), least=int(found.interval / _NEAR))
                 break
             if not found.of_memory:
                 break

@@ -164,7 +164,7 @@ def phases_of(training: Training, draws: Draws | None = None) -> Phases:
 
 
 def _layer_norm_rules(forward: Graph) -> Mapping[str, Rule]:
-    """The rule for layer normalisation: B is told the statistics, whose epsilon F knows."""
+    """The rule for layer normalisation: B gets the statistics, whose epsilon F knows."""
     norms = [n for n in forward.calls if op_name(n) == "aten.native_layer_norm.default"]
     epsilons = {float(cast("float", n.args[4])) for n in norms}
     if not epsilons:

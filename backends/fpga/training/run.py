@@ -43,7 +43,7 @@ Tensors = dict[str, Tensor]
 
 
 class TrainingRecord(Struct, frozen=True, rename={"in_flight": "microbatches_in_flight"}):
-    """What ``training.json`` tells the host.
+    """The record ``training.json``, for the host.
 
     Attributes:
         parameters: As they lie in memory.

@@ -40,8 +40,8 @@ struct options {
   std::exit(2);
 }
 
-inline options parsed(int argc, char **argv) {
-  options told;
+inline options parse(int argc, char **argv) {
+  options settings;
   const auto number = [&](const char *text, long least) {
     char *end = nullptr;
     const long value = std::strtol(text, &end, 10);
@@ -52,36 +52,36 @@ inline options parsed(int argc, char **argv) {
     const std::string word = argv[i];
     const bool more = i + 1 < argc;
     if (word == "--udp") {
-      told.udp = true;
+      settings.udp = true;
     } else if (word == "--stage" && more) {
-      told.stage = argv[++i];
+      settings.stage = argv[++i];
     } else if (word == "--data" && more) {
-      told.data = argv[++i];
+      settings.data = argv[++i];
     } else if (word == "--frames" && more) {
-      told.frames = number(argv[++i], 1);
+      settings.frames = number(argv[++i], 1);
     } else if (word == "--batch" && more) {
-      told.batch = number(argv[++i], 1);
+      settings.batch = number(argv[++i], 1);
     } else if (word == "--device" && more) {
-      told.device = unsigned(number(argv[++i], 0));
+      settings.device = unsigned(number(argv[++i], 0));
     } else if (word == "--timeout" && more) {
-      told.timeout = unsigned(number(argv[++i], 0));
-    } else if (word[0] != '-' && told.xclbin.empty()) {
-      told.xclbin = word;
+      settings.timeout = unsigned(number(argv[++i], 0));
+    } else if (word[0] != '-' && settings.xclbin.empty()) {
+      settings.xclbin = word;
     } else {
       usage(argv[0]);
     }
   }
-  if (told.xclbin.empty()) usage(argv[0]);
-  told.batch = std::min(told.batch, told.frames);
-  return told;
+  if (settings.xclbin.empty()) usage(argv[0]);
+  settings.batch = std::min(settings.batch, settings.frames);
+  return settings;
 }
 
 // A board with its configuration.
 struct board {
-  explicit board(const options &asked)
-      : told(asked), device(asked.device), loaded(device.load_xclbin(asked.xclbin)) {}
+  explicit board(const options &given)
+      : settings(given), device(given.device), loaded(device.load_xclbin(given.xclbin)) {}
 
-  const options &told;
+  const options &settings;
   xrt::device device;
   xrt::uuid loaded;
 };
@@ -134,7 +134,7 @@ class buffers {
  public:
   buffers(const board &on, const std::string &mover, std::size_t frame)
       : mover_(on, mover, FRAMES), frame_(frame) {
-    const std::size_t beats = (frame * std::size_t(on.told.batch) + 63) / 64;
+    const std::size_t beats = (frame * std::size_t(on.settings.batch) + 63) / 64;
     for (xrt::bo &one : memory_) one = xrt::bo(on.device, beats * 64, mover_.memory(MEMORY));
   }
 
@@ -158,7 +158,7 @@ class buffers {
 class source : public buffers {
  public:
   source(const board &on, const std::string &mover, const std::string &port, std::size_t frame)
-      : buffers(on, mover, frame), file_(on.told.folder(), port.c_str(), frame) {}
+      : buffers(on, mover, frame), file_(on.settings.folder(), port.c_str(), frame) {}
 
   tb::inlet *file() { return &file_; }
   void load(int call) {
@@ -189,9 +189,9 @@ class sink_of : public sink {
           double tolerance)
       : sink(on, mover, tokens * sizeof(vec<T, P>)),
         port_(port),
-        folder_(on.told.folder()),
+        folder_(on.settings.folder()),
         tolerance_(tolerance),
-        golden_(on.told.golden()),
+        golden_(on.settings.golden()),
         file_(folder_, port, !golden_) {}
 
   bool store(int call, int frames) override {
@@ -247,18 +247,18 @@ struct stage {
 
 // All frames, a batch per call; while the board works on one, the next one is read and the one
 // before is written. Prints how fast it was; false if an output is wrong.
-inline bool play(const options &told, stage on, const char *name) {
+inline bool play(const options &settings, stage on, const char *name) {
   bool ok = true;
   int before = 0, done = 0, call = 0;
-  on.load(0, told.batch);
+  on.load(0, settings.batch);
   const auto begin = std::chrono::steady_clock::now();
-  for (int count = told.batch; count > 0; ++call) {
+  for (int count = settings.batch; count > 0; ++call) {
     on.start(call, count);
     if (call > 0) ok = on.store(call - 1, before) && ok;
     done += count;
-    const int next = std::min(told.batch, told.frames - done);
+    const int next = std::min(settings.batch, settings.frames - done);
     if (next > 0) on.load(call + 1, next);
-    on.wait(told.timeout);
+    on.wait(settings.timeout);
     before = count;
     count = next;
   }
@@ -272,9 +272,9 @@ inline bool play(const options &told, stage on, const char *name) {
 // What main does: 0 if all is well, 1 if an output is wrong, 3 if the board fails.
 template <typename Run>
 int main_of(int argc, char **argv, const Run &run) {
-  const options told = parsed(argc, argv);
+  const options settings = parse(argc, argv);
   try {
-    return run(told) ? 0 : 1;
+    return run(settings) ? 0 : 1;
   } catch (const std::exception &error) {
     std::fprintf(stderr, "%s\n", error.what());
     return 3;
