@@ -34,6 +34,7 @@ from pipec.autodiff.tidy import (
     views_to_reshape,
 )
 from pipec.errors import GraphError
+from pipec.graph.eager import keep_absent
 from pipec.graph.ir import Graph, InputKind, OutputKind
 from pipec.graph.torch_private import FakeTensorMode, OpOverload, is_mutable
 
@@ -89,6 +90,7 @@ def trace_joint(
             module = _functional(module, [*inputs, *given], mode)
     views_to_reshape(module.graph)
     drop_double_transposes(module.graph)
+    keep_absent(module.graph)
     module.graph.eliminate_dead_code()
     names = [i.node for i in stage.inputs]
     names += [f"grad_{stage.outputs[k].node}" for k in gradients]

@@ -245,6 +245,7 @@ _FORMULAS: dict[str, Formula] = {
     "_grouped_mm": _group_mm,
     "transformers.grouped_mm_fallback": _group_mm,
     "pipec.eager": _eager,
+    "pipec.add_gradients": _per_element(1),
     "pipec.quantize": _per_element(4),
     "pipec.dynamic_quantize": _per_element(6),
     "pipec.dequantize": _per_element(2),

@@ -316,9 +316,28 @@ def is_absent(gradient: Tensor) -> bool:
     return getattr(gradient, _ABSENT, False)
 
 
+@torch.library.custom_op("pipec::add_gradients", mutates_args=())
+def add_gradients(first: Tensor, second: Tensor) -> Tensor:
+    """Add two gradients of a weight that two calls read; two that stand for None do so together."""
+    return _zeros(first) if is_absent(first) and is_absent(second) else first + second
+
+
 EAGER = torch.ops.pipec.eager.default
 EAGER_BACKWARD = torch.ops.pipec.eager_backward.default
+ADD_GRADIENTS = torch.ops.pipec.add_gradients.default
 """The op overloads, as they stand in graphs."""
+
+
+def keep_absent(graph: fx.Graph) -> None:
+    """Let sums of gradients that may stand for None tell whether they do."""
+
+    def may_be_absent(n: object) -> bool:
+        of = n.args[0] if isinstance(n, fx.Node) and n.target is operator.getitem else n
+        return isinstance(of, fx.Node) and of.target in (EAGER_BACKWARD, ADD_GRADIENTS)
+
+    for n in graph.nodes:
+        if n.target is torch.ops.aten.add.Tensor and all(map(may_be_absent, n.args)):
+            n.target = ADD_GRADIENTS
 
 
 def _fakes(like: Tensor, types: str) -> list[Tensor]:
@@ -331,6 +350,11 @@ def _(
 ) -> list[Tensor]:
     stands = [inputs[0].new_empty_strided((tape,), (0,), dtype=torch.uint8)] if tape else []
     return [*_fakes(inputs[0], outputs), *stands]
+
+
+@add_gradients.register_fake
+def _(first: Tensor, second: Tensor) -> Tensor:
+    return first + second
 
 
 @eager_backward.register_fake

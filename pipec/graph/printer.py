@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pipec.errors import GraphError
-from pipec.graph.eager import EAGER, EAGER_BACKWARD
+from pipec.graph.eager import ADD_GRADIENTS, EAGER, EAGER_BACKWARD
 from pipec.graph.ir import Graph
 from pipec.graph.quantised import QUANTISED
 from pipec.graph.rules import OWN_NAMESPACES
@@ -27,7 +27,7 @@ from pipec.graph.serialize import Json, graph_to_json
 from pipec.graph.whitelist import GETITEM
 
 _MODULES = {
-    "eager": {str(EAGER), str(EAGER_BACKWARD)},
+    "eager": {str(EAGER), str(EAGER_BACKWARD), str(ADD_GRADIENTS)},
     "opaque": {"pipec.onnx.default"},
     "quantised": set(map(str, QUANTISED)),
 }

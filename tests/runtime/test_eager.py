@@ -1,5 +1,6 @@
 """Parts that run as modules under autograd train as one process does, under every schedule."""
 
+import copy
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -14,7 +15,7 @@ from pipec.errors import PipecError
 from pipec.frontends.base import Loaded, LoadOptions
 from pipec.frontends.torch_module import from_module
 from pipec.graph.eager import eager_parts
-from tests.runtime.eager_models import CASES, PUBLISHED, Case, Sometimes
+from tests.runtime.eager_models import CASES, PUBLISHED, Case, Part, Sometimes
 
 MICROBATCHES, STEPS = 4, 3
 SCHEDULES = ["1f1b", "interleaved", "pipedream"]
@@ -143,6 +144,36 @@ def test_weights_that_the_example_does_not_reach_are_not_left_untrained() -> Non
         pipec.Pipeline(plan, optimizer=sgd) as pipeline,
     ):
         pipeline.step((x, x))
+
+
+class Rarely(Part):
+    """Its weights are used where the first number of a microbatch is above 0, and it stays so."""
+
+    def forward(self, x: Tensor) -> Any:
+        reached = float(x.detach()[0, 0]) > 0
+        return x + 0.01 * torch.tanh(self.inner(x)) if reached else x - 0.01 * x.sin()
+
+
+def test_weights_that_two_calls_do_not_reach_keep_their_values() -> None:
+    """Momentum would move them if the sum of two gradients that are None were zeros."""
+    part, first = Rarely(), nn.Linear(8, 8)
+    nn.init.eye_(first.weight)
+    model = nn.Sequential(first, part, part, nn.Linear(8, 8))
+    plain, steps = copy.deepcopy(model), [torch.rand(4, 8) + 1, -torch.rand(4, 8) - 1]
+    optimizer = sgd(plain.parameters())
+    for x in steps:
+        optimizer.zero_grad()
+        F.mse_loss(plain(x), x).backward()
+        optimizer.step()
+    x = steps[0]
+    plan = pipec.compile(model, x, "1xcpu", loss=(F.mse_loss, x), eager=True, microbatches=1)
+    with pipec.Pipeline(plan, optimizer=sgd) as pipeline:
+        for x in steps:
+            pipeline.step((x, x))
+        found = pipeline.state_dict()
+    assert found is not None
+    for name, weight in plain.state_dict().items():
+        torch.testing.assert_close(found[name], weight, rtol=0, atol=1e-6)
 
 
 @cache
