@@ -17,7 +17,7 @@ wrong usage.
 
 `pipec.toml`, in the folder or in one above it, holds defaults of a project: one table per command,
 with its long options as keys. What stands on the command line counts first; a key that the command
-or the chosen target does not have is refused. What is used is said on standard error.
+or the chosen target does not have is refused. The defaults in use are printed on standard error.
 
 ```toml
 [compile]

@@ -50,7 +50,7 @@ def command(file: Path, **given: Any) -> None:
     """Cuts a cost graph so that the slowest stage is as fast as possible.
 
     FILE is a dnn-partitioning JSON workload, a PipeDream profile (graph.txt), or a directory that
-    `pipec compile` wrote (its own devices and links are used). The answer comes
+    `pipec compile` wrote (its own devices and links are used). The cut comes
     with a lower bound that no cut can beat; where they meet, the cut is optimal. With
     --planner pipedream, stages may be replicated over one or more levels of links.
     """
