@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from pipec.graph.arguments import disagreeing, table
+from pipec.graph.arguments import find_disagreeing, table
 from pipec.graph.serialize import _LAYOUTS, _MEMORY_FORMATS
 from pipec.graph.tensor_type import DTYPES, empty_of_type, type_text
 from pipec.graph.torch_private import (
@@ -166,7 +166,7 @@ def admits(op: OpOverload, args: list[Any], kwargs: dict[str, Any]) -> bool:
         return {k: node(v) for k, v in value.items()} if isinstance(value, dict) else value
 
     made = graph.call_function(op, tuple(node(args)), node(kwargs))
-    if list(disagreeing(made)):
+    if list(find_disagreeing(made)):
         return False
     held: Any = fx.map_arg((made.args, made.kwargs), lambda n: n.meta["val"])
     try:

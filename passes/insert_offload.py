@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from pipec.compiler.pass_base import Pass
-from pipec.compiler.reside import find_schedule, fit_memory, state_rests
+from pipec.compiler.reside import find_schedule, fit_memory, rest_state
 from pipec.plan.model import Fact, Plan
 
 
@@ -48,7 +48,7 @@ class InsertOffload(Pass):
 
     def run(self, plan: Plan) -> Plan:
         if self.optimizer:
-            plan = state_rests(plan, self.memory_limit, self.generator, self.microbatches)
+            plan = rest_state(plan, self.memory_limit, self.generator, self.microbatches)
         schedule = find_schedule(plan, self.generator, self.microbatches)
         return fit_memory(
             plan,

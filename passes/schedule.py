@@ -8,7 +8,7 @@ from pipec.compiler.choose_schedule import choose_schedule
 from pipec.compiler.complete import complete
 from pipec.compiler.pass_base import Pass
 from pipec.compiler.replicate import with_replicas
-from pipec.compiler.reside import through_host
+from pipec.compiler.reside import save_to_host
 from pipec.compiler.timeline import plan_timeline
 from pipec.errors import PipecError, ScheduleError
 from pipec.plan.model import Fact, Plan
@@ -58,7 +58,7 @@ class SchedulePass(Pass):
         name = "inference" if self.generator == "fastest" else with_replicas(self.generator, plan)
         made = self._make(name, plan)
         check_placement(plan, made)
-        plan = through_host(plan, made)
+        plan = save_to_host(plan, made)
         return plan.replace(schedule=complete(made, plan))
 
     def _make(self, name: str, plan: Plan) -> Schedule:

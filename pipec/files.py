@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from pipec.errors import PipecError
-from pipec.signals import unwound_by
+from pipec.signals import interrupt_on
 
 _LARGEST = 1 << 29
 """Bytes of a file of data: some thirty times the ``plan.json`` of 405 billion parameters."""
@@ -113,7 +113,7 @@ def replacing(path: Path) -> Iterator[Path]:
                 left.unlink(missing_ok=True)
             prefix = f".pipec.{os.getpid()}.{threading.get_ident()}"
             temporary = final.with_name(prefix + path.suffix)
-        with unwound_by(signal.SIGTERM):
+        with interrupt_on(signal.SIGTERM):
             yield temporary
             if temporary != final:
                 with temporary.open("rb") as file:
@@ -137,10 +137,10 @@ def find_leftovers(folder: Path, prefix: str) -> list[Path]:
     found = []
     with suppress(OSError):  # who writes to a folder reports that it cannot be read
         found = [(p, name.fullmatch(p.name)) for p in folder.iterdir()]
-    return [p for p, match in found if match and not _lives(int(match[1]))]
+    return [p for p, match in found if match and not _is_alive(int(match[1]))]
 
 
-def _lives(process: int) -> bool:
+def _is_alive(process: int) -> bool:
     """Whether there is such a process on this host."""
     try:
         os.kill(process, 0)

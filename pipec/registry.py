@@ -116,7 +116,7 @@ def load(group: str, name: str) -> object:
     return loaded
 
 
-def view(name: str) -> Callable[..., Any]:
+def load_view(name: str) -> Callable[..., Any]:
     """What shows or writes a thing of a lower layer: one of `VIEWS`."""
     module, _, function = VIEWS[name].partition(":")
     return cast("Callable[..., Any]", getattr(importlib.import_module(module), function))
@@ -131,7 +131,7 @@ def load_class(group: str, name: str, base: type[_T]) -> type[_T]:
     return check_class(group, name, load(group, name), base)
 
 
-def working(group: str, base: type[_T]) -> Iterator[type[_T]]:
+def list_working(group: str, base: type[_T]) -> Iterator[type[_T]]:
     """What is registered and can be loaded: a broken one is reported where it is named itself."""
     for name in entries(group):
         with suppress(PipecError):

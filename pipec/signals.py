@@ -14,7 +14,7 @@ AGAIN = 0.005
 
 
 @contextmanager
-def unwound_by(number: signal.Signals) -> Iterator[None]:
+def interrupt_on(number: signal.Signals) -> Iterator[None]:
     """Raise `KeyboardInterrupt` in the block when the signal comes; in the main thread alone."""
     if threading.current_thread() is not threading.main_thread():
         yield

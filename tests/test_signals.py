@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pipec.signals import unwound_by
+from pipec.signals import interrupt_on
 
 
 def strike() -> None:
@@ -50,7 +50,7 @@ def test_an_interrupt_is_late_but_not_lost(moment: Callable[[], object]) -> None
     before, reached = signal.getsignal(signal.SIGALRM), list[str]()
 
     def run() -> None:
-        with unwound_by(signal.SIGINT):
+        with interrupt_on(signal.SIGINT):
             moment()
             reached.append("behind it")
             time.sleep(5)

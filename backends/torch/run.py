@@ -240,7 +240,7 @@ def _keep(job: Job, wanted: Path | None, weights: dict[str, torch.Tensor]) -> No
         except PipecError as error:
             failure = error
         else:
-            job.wrote(wanted, weights)
+            job.report_file(wanted, weights)
             return
     safe = Path(tempfile.mkdtemp(prefix="pipec-")) / name
     hint = f"the trained weights are in {safe}"

@@ -135,7 +135,7 @@ class Sources:
         """Name to node of one of the graphs."""
         return self._nodes[id(graph)]
 
-    def lasting(self, computed: frozenset[str]) -> set[str]:
+    def list_lasting(self, computed: frozenset[str]) -> set[str]:
         """What W may read of values of F that I computes again: tensors with memory of their own.
 
         Args:
@@ -172,7 +172,7 @@ class Replays:
         forward, sources = training.F, sources or Sources(training)
         kept = {v.name for v in training.saved}.difference(again)
         alone = Replay(training.I, forward, sources, again, kept)
-        made = sources.lasting(alone.computed) - kept
+        made = sources.list_lasting(alone.computed) - kept
         self.B = Replay(training.B, forward, sources, again, kept)
         self.W = Replay(training.W, forward, sources, again, kept | made)
         shared = made & self.W.read

@@ -36,7 +36,7 @@ def output() -> Console:
     return console
 
 
-def hung(text: str, indent: int) -> str:
+def indent_lines(text: str, indent: int) -> str:
     """A paragraph as wide as `output`; its later lines are indented."""
     return textwrap.fill(
         text, output().width, subsequent_indent=" " * indent,

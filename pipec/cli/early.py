@@ -41,7 +41,7 @@ def _check_plan(path: Path) -> None:
     else:
         got, hint = None, _near(path) or "compile a model first: pipec compile MODEL -o out"
     want = "a directory that `pipec compile -o` wrote"
-    raise PipecError("no plan here", where=path, got=got, want=want, hint=_above(path) or hint)
+    raise PipecError("no plan here", where=path, got=got, want=want, hint=_find_plan(path) or hint)
 
 
 def _check_model(words: list[str]) -> None:
@@ -64,7 +64,7 @@ def _check_model(words: list[str]) -> None:
         )
 
 
-def _above(path: Path) -> str | None:
+def _find_plan(path: Path) -> str | None:
     """The plan that a path is in."""
     found = (p for p in path.parents if (p / "plan.json").is_file())
     return next((f"did you mean {p}?" for p in found), None)

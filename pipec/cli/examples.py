@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from pipec.cli.command import Command
-from pipec.cli.console import hung
+from pipec.cli.console import indent_lines
 from pipec.errors import PipecError, did_you_mean
 from pipec.files import write_file
 
@@ -34,7 +34,7 @@ def command(name: str | None, output: Path, *, as_json: bool) -> None:
     if name is None:
         listed = {n: _summary(path) for n, path in found.items()}
         wide = max(map(len, listed))
-        lines = [hung(f"{n:<{wide}}  {summary}", wide + 2) for n, summary in listed.items()]
+        lines = [indent_lines(f"{n:<{wide}}  {summary}", wide + 2) for n, summary in listed.items()]
         click.echo(json.dumps(listed, indent=2) if as_json else "\n".join(lines))
         return
     name = name.removesuffix(".py")

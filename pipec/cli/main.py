@@ -16,7 +16,7 @@ from pipec.cli.early import check_first
 from pipec.cli.project import apply_defaults, project_defaults, project_file
 from pipec.errors import PipecError, did_you_mean
 from pipec.escape import terminal
-from pipec.signals import unwound_by
+from pipec.signals import interrupt_on
 
 _COMMANDS = {
     "compile": "cut a model into stages and emit one artifact per stage",
@@ -108,7 +108,7 @@ def main() -> None:
         os.environ.pop("COLUMNS", None)  # rich prints nothing on 0 columns
     try:
         try:
-            with unwound_by(signal.SIGINT):
+            with interrupt_on(signal.SIGINT):
                 cli(standalone_mode=True)
         finally:
             if sys.stdout is not None:

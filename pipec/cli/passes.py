@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from pipec.cli.command import Command
-from pipec.cli.console import hung
+from pipec.cli.console import indent_lines
 from pipec.registry import Added, entries
 
 _FACTS = {"COST": "cost", "PARTITION": "partition", "COMM": "comm", "SAVED": "saved",
@@ -30,14 +30,14 @@ def command(*, as_json: bool) -> None:
         return
     for p in listed:
         name = str(p["name"])
-        summary = hung(f"{name}  {p['summary']}", 2)
+        summary = indent_lines(f"{name}  {p['summary']}", 2)
         click.echo(click.style(name, bold=True) + summary.removeprefix(name))
         for key in ("requires", "provides"):
             if p[key]:
-                click.echo(hung(f"    {key}: {', '.join(p[key])}", 6))
+                click.echo(indent_lines(f"    {key}: {', '.join(p[key])}", 6))
         for option in p["options"]:
             text = f"    {option['name']}: {option['type']} = {option['default']}"
-            click.echo(hung(text, 6))
+            click.echo(indent_lines(text, 6))
 
 
 def describe_pass(name: str) -> dict[str, Any] | None:

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from pipec.cli.command import Command, refuse
-from pipec.cli.console import has_width, hung, output
+from pipec.cli.console import has_width, indent_lines, output
 from pipec.errors import ScheduleError
 from pipec.files import check_output, write_file
 from pipec.schedule.action import COMPUTE, ActionKind
@@ -99,14 +99,14 @@ def _listing() -> str:
         known = list(inspect.signature(function).parameters.values())[2:]
         options = ", ".join(f"{p.name}={p.default}" for p in known)
         summary = next(iter((inspect.getdoc(function) or "").splitlines()), "").replace("``", "")
-        lines.append(hung(f"{name:<14} {summary}", 15))
+        lines.append(indent_lines(f"{name:<14} {summary}", 15))
         if known:
-            lines.append(hung(f"{'':<14} options: {options}", 24))
+            lines.append(indent_lines(f"{'':<14} options: {options}", 24))
     more = (
         "with a flush, also: replicas=1, adjacent=stages (or replicas): copies of the pipeline; "
         "parts=1: stages of a device, one behind another"
     )
-    return "\n".join([*lines, hung(more, 0)])
+    return "\n".join([*lines, indent_lines(more, 0)])
 
 
 def _schedule(given: dict[str, Any]) -> Schedule:

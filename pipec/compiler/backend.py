@@ -224,7 +224,7 @@ def _owners(has: Callable[[Backend], bool]) -> str:
 
 
 def _every() -> list[Backend]:
-    found = registry.working("pipec.backends", Backend)  # type: ignore[type-abstract]
+    found = registry.list_working("pipec.backends", Backend)  # type: ignore[type-abstract]
     return [backend() for backend in found]
 
 

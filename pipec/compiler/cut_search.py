@@ -141,7 +141,7 @@ class CutSearch:
                 best, seconds = (stage, timeline), timeline.seconds
         done = every is not None and (done or len(order) <= most)
         if best is None:
-            raise self._nothing(len(cuts), closest, stuck, proven=done)
+            raise self._make_error(len(cuts), closest, stuck, proven=done)
         method = "all contiguous cuts, by their bounds" if done else "boundaries moved"
         return Cut(*best, seconds if done else min(self._least(), seconds), method, loose)
 
@@ -243,7 +243,7 @@ class CutSearch:
         if all(pair in links for pair in pairwise(order.tolist())):
             if comb(len(order) - 1, self._stages - 1) > most:
                 return None
-            return _along(order, combinations(range(1, len(order)), self._stages - 1))
+            return _place_cuts(order, combinations(range(1, len(order)), self._stages - 1))
         return _chains(self.units, self._stages, most)
 
     def _near(self, seeds: Sequence[IntArray]) -> IntArray:
@@ -257,7 +257,7 @@ class CutSearch:
             here = tuple(np.searchsorted(stage[order], range(1, self._stages)).tolist())
             value = inf
             while True:
-                cuts = _along(order, [here, *_moves(here, len(order))])
+                cuts = _place_cuts(order, [here, *_moves(here, len(order))])
                 full = self._fullness(cuts)
                 bounds = np.where(full <= 1, self._bounds(cuts), _OVER * full)
                 seen.append(cuts[np.argsort(bounds, kind="stable")[:16]])
@@ -419,7 +419,7 @@ class CutSearch:
             found = max(found, m * least.sum() / devices, m * least.max() / max(map(len, side)))
         return float(found)
 
-    def _nothing(
+    def _make_error(
         self, cuts: int, closest: float, stuck: Sequence[ScheduleError], *, proven: bool
     ) -> PartitionError:
         what = f"no cut into {self._stages} stages"
@@ -436,7 +436,7 @@ class CutSearch:
         )
 
 
-def _along(order: IntArray, cuts: Iterable[tuple[int, ...]]) -> IntArray:
+def _place_cuts(order: IntArray, cuts: Iterable[tuple[int, ...]]) -> IntArray:
     """Cuts by their boundaries in an order of the units, [cuts, units]."""
     bounds = np.array(list(cuts), np.int64)
     stage = np.zeros((len(bounds), len(order)), np.int64)

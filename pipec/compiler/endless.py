@@ -43,7 +43,7 @@ def endless(plan: Plan) -> Schedule:
     """
     own = plan.schedule
     assert own is not None
-    return own if drains(own) else window(_longer(plan, own), own.microbatches)
+    return own if drains(own) else window(_lengthen(plan, own), own.microbatches)
 
 
 def round_of(plan: Plan) -> Round:
@@ -57,7 +57,7 @@ def round_of(plan: Plan) -> Round:
     """
     own = plan.schedule
     assert own is not None
-    make = _longer(plan, own)
+    make = _lengthen(plan, own)
     half = 1 + 4 * own.stages // own.microbatches  # the pipeline is full long before
     begun, whole = (plan_timeline(plan, make(n * own.microbatches)) for n in (half, 2 * half))
     seconds = whole.seconds - begun.seconds
@@ -71,7 +71,7 @@ def drains(schedule: Schedule) -> bool:
     return schedule.rule.flush or not schedule.training
 
 
-def _longer(plan: Plan, own: Schedule) -> Callable[[int], Schedule]:
+def _lengthen(plan: Plan, own: Schedule) -> Callable[[int], Schedule]:
     """The plan's schedule with another number of microbatches, as the pass ``schedule`` does."""
 
     def make(microbatches: int) -> Schedule:

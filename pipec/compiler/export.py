@@ -78,7 +78,7 @@ def split_layers(plan: Plan, stages: int | None = None) -> Split:
         tuple(numbered.tolist()),
         cut.loads,
         cut.lower_bound,
-        _evenly(plan, problem, devices, links, len(layers.numbered)),
+        _split_evenly(plan, problem, devices, links, len(layers.numbered)),
     )
 
 
@@ -105,7 +105,7 @@ def _in_order(problem: CostGraph, piece: IntArray) -> CostGraph:
     )
 
 
-def _evenly(
+def _split_evenly(
     plan: Plan, problem: CostGraph, devices: list[Device], links: list[Link], layers: int
 ) -> float:
     """Slowest stage of the split into equal numbers of layers."""

@@ -126,9 +126,9 @@ def _estimate(plan: Plan, stage: Stage, trained: int) -> StageCost:
     work, again = stage_work(plan)[stage.index], working_bytes(training)
     return StageCost(
         timing.compute_seconds,
-        B=2 * half + work.again(training.B),
-        I=half + work.again(training.I),
-        W=half + work.again(training.W),
+        B=2 * half + work.again_seconds(training.B),
+        I=half + work.again_seconds(training.I),
+        W=half + work.again_seconds(training.W),
         accumulate=update.accumulate,
         step=step,
         step_copied=step,

@@ -166,7 +166,7 @@ class Fit:
             chosen = [self._choice(s, room, floors) for s in range(len(self.plan.stages))]
             self.tried.append(chosen)
             timeline = self.simulate(chosen)
-            over = self.over(timeline)
+            over = self.excess(timeline)
             if over.max() <= 0:
                 return Foreseen(chosen, timeline)
             worst, turn = int(over.argmax()), turn + 1
@@ -176,7 +176,7 @@ class Fit:
             held = room if apart else self._sum([r.choice.peak_bytes for r in chosen])
             room = np.where(over > 0, np.minimum(room, held) - eager * over, room)
 
-    def allowing(self, recompute: bool, host: bool) -> Self:
+    def with_freedom(self, recompute: bool, host: bool) -> Self:
         """The same with other freedom, and what was found of the plan."""
         other = replace(self, recompute=recompute, host=host)
         known = {"foresight": self.foresight, "plain": self.plain, "_saved": self._saved}
@@ -199,7 +199,7 @@ class Fit:
         """What tells it without making the plan."""
         return Foresight(self.plan, self.schedule)
 
-    def able(self, stage: int) -> list[Able]:
+    def list_able(self, stage: int) -> list[Able]:
         """The saved values of a stage; they leave if something else runs before they are read."""
         problem, names = self._problems[stage], list_saved(self._works[stage].training)
         pairs = zip(names, problem.nbytes.tolist(), problem.recompute.tolist(), strict=True)
@@ -210,9 +210,9 @@ class Fit:
     @property
     def needed(self) -> bool:
         """Whether the plan as it is, simulated, is above a limit."""
-        return bool(self.over(self.plain).max() > 0)
+        return bool(self.excess(self.plain).max() > 0)
 
-    def over(self, timeline: Timeline) -> Floats:
+    def excess(self, timeline: Timeline) -> Floats:
         """Bytes above the limit, of each device."""
         over: Floats = np.array(timeline.peak_bytes) - self.limits
         return over
@@ -270,7 +270,7 @@ class Fit:
         Where forward and backward run on two devices, what is left without any.
         """
         if not self.schedule.placement.separate:
-            return self._sum(self._wanted) - np.maximum(self.over(self.plain), 0.0)
+            return self._sum(self._wanted) - np.maximum(self.excess(self.plain), 0.0)
         light = [replace(c, nbytes=0) if c.kind in _SAVED else c for c in self.schedule.channels]
         bare = timeline_of(self.foresight.facts, self.schedule.replace(channels=tuple(light)))
         left: Floats = self.limits - np.array(bare.peak_bytes)
@@ -382,7 +382,7 @@ class Fit:
         Raises:
             PassError: They are.
         """
-        over = self.over(self.static)
+        over = self.excess(self.static)
         device = int(over.argmax())
         if over[device] <= 0:
             return
@@ -398,9 +398,9 @@ class Fit:
 
     def refusal(self) -> PassError:
         """That no choice fits, with the one of those that were tried which is nearest to it."""
-        chosen = min(self.tried, key=lambda t: self.over(self.simulate(t)).max())
+        chosen = min(self.tried, key=lambda t: self.excess(self.simulate(t)).max())
         found = self.make(chosen)
-        device = int(self.over(found.timeline).argmax())
+        device = int(self.excess(found.timeline).argmax())
         peak, limit = found.timeline.peak_bytes[device], self.limits[device]
         allowed = {"move": self.host, "be recomputed": self.recompute}
         return PassError(

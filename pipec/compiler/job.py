@@ -89,9 +89,9 @@ class Job:
         outputs = infer(pipeline, self.rounds, observers)
         if outputs is not None and self.outputs is not None:
             save_tensors(outputs, self.outputs)
-            self.wrote(self.outputs, outputs)
+            self.report_file(self.outputs, outputs)
 
-    def wrote(self, path: Path, tensors: dict[str, torch.Tensor]) -> None:
+    def report_file(self, path: Path, tensors: dict[str, torch.Tensor]) -> None:
         """Tell of a file of tensors."""
         if self.quiet:
             return

@@ -39,10 +39,10 @@ def lifespans(timeline: Timeline) -> Float:
 
 def by_lifespan(fit: Fit) -> list[list[Fates]]:
     """What leaves by the rule, in slots of each depth with which all devices fit."""
-    return [f for f in (until_it_fits(fit, depth) for depth in DEPTHS) if f is not None]
+    return [f for f in (move_until_it_fits(fit, depth) for depth in DEPTHS) if f is not None]
 
 
-def until_it_fits(fit: Fit, depth: int) -> list[Fates] | None:
+def move_until_it_fits(fit: Fit, depth: int) -> list[Fates] | None:
     """Values leave the devices that are too full, in slots of a depth, until none is."""
     names = [list_saved(w.training) for w in fit.foresight.works]
     homes, gone = fit.schedule.placement.forward, [0] * len(names)

@@ -14,7 +14,7 @@ from pathlib import Path
 from pipec.errors import PipecError
 from pipec.files import find_leftovers, read_data
 from pipec.plan.manifest import EDITABLE, FORMAT
-from pipec.signals import unwound_by
+from pipec.signals import interrupt_on
 
 _ASIDE = ".old"
 _HERE, _EXCHANGE = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of renameat2(2)
@@ -44,7 +44,7 @@ def atomic_directory(path: Path, *, force: bool = False) -> Iterator[Path]:
     check_target(path, force=force)
     temporary: Path | None = None
     try:
-        with unwound_by(signal.SIGTERM):
+        with interrupt_on(signal.SIGTERM):
             prefix = f".{path.name}.{os.getpid()}."
             temporary = Path(tempfile.mkdtemp(prefix=prefix, dir=path.parent))
             temporary.chmod(0o777 & ~_umask())

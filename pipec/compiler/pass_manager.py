@@ -44,7 +44,7 @@ def check_pipeline(passes: Sequence[Pass], plan: Plan) -> None:
         missing = p.requires - facts
         if missing:
             fact = min(missing)
-            every = registry.working("pipec.passes", Pass)  # type: ignore[type-abstract]
+            every = registry.list_working("pipec.passes", Pass)  # type: ignore[type-abstract]
             helpful = [c.name for c in every if fact in c.provides - c.requires]
             hint = f"put {' or '.join(helpful)} before it" if helpful else None
             raise PassError(f"pass {p.name} requires the fact {fact}", want=fact, hint=hint)

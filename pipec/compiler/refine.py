@@ -90,9 +90,9 @@ class Search:
         nearest = sorted((t for t in first if t.over), key=lambda t: t.order)[:2]
         fits = [t for t in first if not t.over]
         fits += [t for at in (nothing, *nearest) if (t := self.make_room(at)) is not None]
-        best = self.faster(min(fits, key=lambda t: t.order, default=None), nothing)
+        best = self.speed_up(min(fits, key=lambda t: t.order, default=None), nothing)
         if best is None:
-            least = min(self.known.values(), key=lambda t: self.fit.over(t.timeline).max())
+            least = min(self.known.values(), key=lambda t: self.fit.excess(t.timeline).max())
             self.fit.tried.append(least.stages)
         return best
 
@@ -110,18 +110,18 @@ class Search:
     def make_room(self, at: Tried) -> Tried | None:
         """A choice that fits, by the changes that gain the most for their time."""
         while at.over and self.work > WORK / 2:
-            found = [t for t in self.near(at) if t.over < at.over]
+            found = [t for t in self.list_near(at) if t.over < at.over]
             if not found:
                 return None
             fits = min((t for t in found if not t.over), key=lambda t: t.order, default=None)
-            at = fits or max(found, key=lambda t: self.worth(at, t))
+            at = fits or max(found, key=lambda t: self.rate(at, t))
         return None if at.over else at
 
-    def worth(self, before: Tried, after: Tried) -> float:
+    def rate(self, before: Tried, after: Tried) -> float:
         """What a change gains for its time."""
         return (before.over - after.over) / max(after.seconds - before.seconds, self.close)
 
-    def faster(self, best: Tried | None, nothing: Tried) -> Tried | None:
+    def speed_up(self, best: Tried | None, nothing: Tried) -> Tried | None:
         """One change behind the other, as long as that may give what is faster and fits.
 
         First from the best; then from what is faster but too full, by turns where the time that it
@@ -136,7 +136,7 @@ class Search:
         most = best.seconds - self.close if best else inf
         for turn in count():
             before = best
-            for t in self.near(at):
+            for t in self.list_near(at):
                 if t.seconds >= most or (at.over and t.over >= at.over):
                     continue
                 if not t.over:
@@ -160,16 +160,16 @@ class Search:
         for stage, fates in enumerate(at.stages):
             depth = {name: d for d, names in fates.slots for name in names}
             depth |= dict.fromkeys(fates.recompute, -1)
-            of = [(depth.get(name, -2), *alike) for name, *alike in self.fit.able(stage)]
+            of = [(depth.get(name, -2), *alike) for name, *alike in self.fit.list_able(stage)]
             found.append((self.fit.foresight.forecast(stage, fates).facts.cost.B, *sorted(of)))
         return tuple(found)
 
-    def near(self, at: Tried) -> Iterator[Tried]:
+    def list_near(self, at: Tried) -> Iterator[Tried]:
         """Choices that differ in one value, what takes the most seconds first."""
-        every = [(s, value) for s in range(len(at.stages)) for value in self.fit.able(s)]
+        every = [(s, value) for s in range(len(at.stages)) for value in self.fit.list_able(s)]
         every.sort(key=lambda e: -e[1].seconds if e[1].name in at.stages[e[0]].recompute else 0)
         for stage, value in every:
-            order = [v.name for v in self.fit.able(stage)]
+            order = [v.name for v in self.fit.list_able(stage)]
             for other in _change(at.stages[stage], value, order):
                 if self.work <= 0:
                     return
@@ -183,7 +183,7 @@ class Search:
         for kept, first in ((k, r) for k in SEGMENTS for r in range(k)):
             chosen = [KEPT] * len(homes)
             for s in stages:
-                values = [v.name for v in self.fit.able(s) if v.seconds < inf]
+                values = [v.name for v in self.fit.list_able(s) if v.seconds < inf]
                 chosen[s] = Fates(
                     frozenset(n for k, n in enumerate(values) if k % kept != first), ()
                 )

@@ -100,7 +100,7 @@ def fit_memory(
     return found.plan.replace(schedule=None if plan.schedule is None else found.schedule)
 
 
-def state_rests(
+def rest_state(
     plan: Plan, limit: float | None = None, generator: str = "1f1b", microbatches: int = 8
 ) -> Plan:
     """The plan whose optimizer's state waits in host memory between steps.
@@ -172,7 +172,7 @@ def _best(fit: Fit) -> Foreseen | None:
     apart, both = fit.schedule.placement.separate, fit.recompute and fit.host
     fits = list[Foreseen]()
     for less in [(True, False), (False, True)] if both and not apart else []:
-        narrower = fit.allowing(*less)
+        narrower = fit.with_freedom(*less)
         if found := _best(narrower):
             fits.append(found)
         fit.tried.extend(narrower.tried)
@@ -222,7 +222,7 @@ def make_applier(plan: Plan, schedule: Schedule) -> Apply:
         """The plan with a choice, and its schedule."""
         if apart:
             pairs = zip(plan.stages, chosen, strict=True)
-            chosen = [replace(r, slots=() if direct else _all(s, r)) for s, r in pairs]
+            chosen = [replace(r, slots=() if direct else _fill_slots(s, r)) for s, r in pairs]
         new = _with(plan, chosen)
         if plan.schedule is not None and not apart:
             slots = host_channels(new.slots)
@@ -235,7 +235,7 @@ def make_applier(plan: Plan, schedule: Schedule) -> Apply:
     return apply
 
 
-def through_host(plan: Plan, schedule: Schedule) -> Plan:
+def save_to_host(plan: Plan, schedule: Schedule) -> Plan:
     """The plan with all that stages save in host slots, where the schedule moves it so.
 
     Forward and backward then run on two devices (PipeFB), and each value that F saves is an
@@ -263,10 +263,10 @@ def through_host(plan: Plan, schedule: Schedule) -> Plan:
     if plan.slots:
         return plan
     none = Fates(frozenset(), ())
-    return _with(plan, [replace(none, slots=_all(s, none)) for s in plan.stages])
+    return _with(plan, [replace(none, slots=_fill_slots(s, none)) for s in plan.stages])
 
 
-def _all(stage: Stage, residency: Fates) -> tuple[tuple[int, tuple[str, ...]], ...]:
+def _fill_slots(stage: Stage, residency: Fates) -> tuple[tuple[int, tuple[str, ...]], ...]:
     """The slots of a residency, what is saved for its recomputation in the last one too."""
     assert stage.training is not None
     names = list_saved(recompute_values(stage.training, residency.recompute))

@@ -46,7 +46,7 @@ class StageWork:
         scale = self.forward_seconds / whole if whole else 0.0
         return {name: scale * s for name, s in raw.items()}
 
-    def again(self, graph: Graph) -> float:
+    def again_seconds(self, graph: Graph) -> float:
         """Seconds of what B, I or W computes that F has computed; what is fetched is not."""
         calls = [n.name for n in graph.calls if not is_comm(n)]
         return sum(self.forward[name] for name in calls if name in self.forward)

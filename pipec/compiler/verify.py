@@ -318,7 +318,7 @@ class _Check:
             torch.manual_seed(self.seed)  # the model as written draws in one stream
             traces, _ = _run_graph(graph, inputs, set())
             at = [key for key in declared if key in traces]
-            return own, [self._beside(traces[key], declared[key], key[1]) for key in at]
+            return own, [self._compare_node(traces[key], declared[key], key[1]) for key in at]
         if inner is None:
             return {**own, **declared}, []
         crossing = {c.value for c in self.plan.channels}
@@ -327,13 +327,13 @@ class _Check:
         farthest = [min(checks, key=lambda c: (c.ok, -c.relative_error))] if checks else []
         return (own if self.emitted.traced else {**own, **kept, **declared}), farthest
 
-    def _beside(self, found: Tensor, want: Tensor, name: str) -> Comparison:
+    def _compare_node(self, found: Tensor, want: Tensor, name: str) -> Comparison:
         """A node of the traced graph, compared with what the model as written says."""
         return compare(found, want, self.tolerance, name=name, kind=NODE, stage=0)
 
     def _of_outputs(self, kept: Mapping[Yield, Tensor], originals: Tensors) -> list[Comparison]:
         ends = [(n, t) for (kind, n), t in kept.items() if kind in DECLARED]
-        return [self._beside(t, originals[n], n) for n, t in ends]
+        return [self._compare_node(t, originals[n], n) for n, t in ends]
 
     def _expect_packed(
         self,

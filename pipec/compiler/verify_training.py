@@ -159,7 +159,7 @@ def play(
                 add(grads, sums)
             replicas = first.placement.forward[stage]
             if executor.device in replicas:
-                state, number = executor.changing(stage), replicas.index(executor.device)
+                state, number = executor.list_changing(stage), replicas.index(executor.device)
                 for o in stages[stage].forward.outputs_of(OutputKind.BUFFER_UPDATE):
                     made[_BUFFER + o.name, number] = stage, state[o.name]
     for s in stages:

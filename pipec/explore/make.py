@@ -96,7 +96,7 @@ class Maker:
         return run_passes(passes_of(candidate) if passes is None else passes, base, observe)
 
     def _cost_model(self, samples: int) -> Plan:
-        graph, table = self.model.at(samples), self.costs
+        graph, table = self.model.trace_at(samples), self.costs
         model = model_of(load_backend(self.target), self.cluster)
         if table is not None and samples != self.traced_batch:
             measured = any(m not in (model.name, Roofline.name) for m in table.method.values())

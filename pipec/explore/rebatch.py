@@ -44,7 +44,7 @@ class Rebatched:
     options: LoadOptions = field(default_factory=LoadOptions)
     _known: dict[int, Graph | PipecError] = field(default_factory=dict)
 
-    def at(self, samples: int) -> Graph:
+    def trace_at(self, samples: int) -> Graph:
         """The graph of a microbatch of ``samples``.
 
         Raises:

@@ -67,10 +67,10 @@ def culprits(flat: Flat, *, tracked: bool, autocast: str) -> list[str]:
             return False
         return True
 
-    def within(part: nn.Module) -> list[str]:
+    def parts_in(part: nn.Module) -> list[str]:
         found = []
         for name, child in part.named_children():
-            inner = of(child) if child in called else within(child)
+            inner = of(child) if child in called else parts_in(child)
             found += [f"{name}.{n}".rstrip(".") for n in inner]
         return found
 
@@ -78,13 +78,13 @@ def culprits(flat: Flat, *, tracked: bool, autocast: str) -> list[str]:
         """Culprits in a part that is called; an empty path is itself."""
         if holds(part):
             return []
-        found = within(part)
+        found = parts_in(part)
         return found if found and holds(part, found) else [""]
 
     run_once(flat, inputs, {m: noting(m) for m in flat.modules() if m is not flat}, tracked=tracked)
     if holds(flat):
         return []
-    found = [] if holds(flat.model) else within(flat.model)
+    found = [] if holds(flat.model) else parts_in(flat.model)
     alone = flat.loss is None or (found and holds(flat, [MODEL + n for n in found]))
     return found if alone else [*found, "loss"]
 

@@ -57,7 +57,7 @@ def bind(node: fx.Node) -> Given:
     return {**names, **dict(zip(names, node.args, strict=False)), **node.kwargs}
 
 
-def disagreeing(node: fx.Node) -> Iterator[Finding]:
+def find_disagreeing(node: fx.Node) -> Iterator[Finding]:
     """What breaks the rules of the node's op for the sizes of its arguments."""
     for rule, *words in _rules_of(node.target):
         if rule in _RULES:

@@ -249,18 +249,18 @@ def most_open(axes: Sequence[Axis], attempt: Callable[[Sequence[Axis]], object])
         axes: Those that the source leaves open.
         attempt: Raises a `PipecError` where these axes cannot stay open together.
     """
-    if not _why_not(attempt, axes):
+    if not _explain(attempt, axes):
         return Axes(tuple(axes))
     joined = _join(axes)
     found = Axes()
     for axis in joined if len(joined) < len(axes) else axes:
-        why = _why_not(attempt, (*found.open, axis))
+        why = _explain(attempt, (*found.open, axis))
         fixed = (*found.fixed, replace(axis, why=why)) if why else found.fixed
         found = Axes(found.open if why else (*found.open, axis), fixed)
     return found
 
 
-def _why_not(attempt: Callable[[Sequence[Axis]], object], axes: Sequence[Axis]) -> str:
+def _explain(attempt: Callable[[Sequence[Axis]], object], axes: Sequence[Axis]) -> str:
     try:
         attempt(axes)
     except PipecError as error:

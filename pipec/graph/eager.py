@@ -25,7 +25,7 @@ from torch import Tensor, fx, nn
 from pipec.errors import GraphError
 from pipec.graph.ir import Graph, origin
 from pipec.graph.tensor_type import metas_of_types, types_text
-from pipec.graph.torch_private import autograd_again, changes, gradient_hooks_of, storage_key
+from pipec.graph.torch_private import autograd_again, count_writes, gradient_hooks_of, storage_key
 
 _TAPE, _ABSENT = "pipec_tape", "pipec_absent"
 
@@ -70,7 +70,7 @@ class EagerCall:
         read = [t.detach().requires_grad_(w) for t, w in zip(given, self.wanted, strict=False)]
         passed = [t.clone() for t in read] if probing else read
         held = [self._weight(k, t) for k, t in enumerate(given[count:])]
-        before = list(map(changes, [*passed, *held]))
+        before = list(map(count_writes, [*passed, *held]))
         with ExitStack() as stack:
             stack.enter_context(autograd_again())
             stack.enter_context(torch.set_grad_enabled(self.tracked))
@@ -80,14 +80,14 @@ class EagerCall:
             stack.enter_context(self._holding(held))
             results = self.call(passed)
             left = weights_of(self.module)
-        if any(changes(t) != n for t, n in zip(passed, before, strict=False)):
+        if any(count_writes(t) != n for t, n in zip(passed, before, strict=False)):
             raise GraphError(
                 "a part that runs eagerly changes its input in place",
                 where=self.name,
                 hint="inplace=False; other parts of the model read that value",
             )
         pairs = zip(held, left, before[count:], strict=True)
-        written = [k for k, (t, now, n) in enumerate(pairs) if now is not t or changes(t) != n]
+        written = [k for k, (t, now, n) in enumerate(pairs) if now is not t or count_writes(t) != n]
         left = [t.detach() for t in left]
         return Run(self, results, read, held, left, tuple(written))
 
@@ -144,12 +144,12 @@ class Run:
         """
         pairs = zip(self.results, gradients, strict=False)
         given = [(y, g) for y, g in pairs if g is not None and y.requires_grad]
-        before = list(map(changes, self.held))
+        before = list(map(count_writes, self.held))
         with autograd_again(), self.of._holding(self.held):  # noqa: SLF001
             torch.autograd.backward([y for y, _ in given], [g for _, g in given])
             left = weights_of(self.of.module)
         pairs_left = zip(self.held, left, before, strict=True)
-        if any(now is not t or changes(t) != n for t, now, n in pairs_left):
+        if any(now is not t or count_writes(t) != n for t, now, n in pairs_left):
             raise GraphError(
                 "a part that runs eagerly changes a buffer in its backward",
                 where=self.of.name,
@@ -225,7 +225,7 @@ def missing_calls(graph: Graph) -> list[str]:
     return [k for k in keys if k not in _calls]
 
 
-def _apart(results: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
+def _copy_shared(results: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
     """Contiguous tensors of which no two, and none and an input, share memory."""
     taken, found = set(map(storage_key, inputs)), list[Tensor]()
     for result in results:
@@ -252,7 +252,7 @@ def eager(
         raise GraphError("the module of an eager stage is not here", got=module, hint=hint)
     call = _calls[module]
     run = call.run(inputs)
-    found = _apart([*run.results, *(run.left[k] for k in call.updated)], inputs)
+    found = _copy_shared([*run.results, *(run.left[k] for k in call.updated)], inputs)
     if types_text(found) != outputs:
         raise GraphError(
             "a module yields other types than when it was read",

@@ -80,7 +80,7 @@ class Inference:
             self._types[node] = type_of(node.meta.get("val"))
         return self._types[node]
 
-    def wrong(self, node: fx.Node) -> str | None:
+    def find_wrong(self, node: fx.Node) -> str | None:
         """What the op of a call yields instead of what is annotated, in words; None if it agrees.
 
         Args:
@@ -101,7 +101,7 @@ class Inference:
         strided = self._strided and not any(part in str(node.target) for part in _CHOSEN)
         if same_type(found, annotated, strided=strided):
             return None
-        return found if isinstance(found, str) else words(found)
+        return found if isinstance(found, str) else describe_type(found)
 
     def _wrong_item(self, node: fx.Node) -> str | None:
         source, index = node.args
@@ -112,7 +112,7 @@ class Inference:
             return f"no item {index} of {len(values)}"
         found = type_of(values[index])
         same = same_type(found, self.read_type(node), strided=self._strided)
-        return None if same else words(found)
+        return None if same else describe_type(found)
 
     def _key(self, value: object) -> object:
         if isinstance(value, fx.Node):
@@ -168,7 +168,7 @@ def _without_strides(found: Type) -> Type:
     return tuple(map(_without_strides, found)) if isinstance(found, tuple) else found
 
 
-def words(found: Type) -> str:
+def describe_type(found: Type) -> str:
     """A type for people, with strides and device."""
     if isinstance(found, tuple) and found and isinstance(found[0], torch.dtype):
         dtype, shape, stride, device = found
@@ -176,5 +176,5 @@ def words(found: Type) -> str:
         strides = ",".join(map(str, stride))
         return f"{str(dtype).removeprefix('torch.')}[{sizes}] of strides {strides} on {device}"
     if isinstance(found, tuple):
-        return f"({', '.join(map(words, found))})"
+        return f"({', '.join(map(describe_type, found))})"
     return str(found)

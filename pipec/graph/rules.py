@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from pipec.errors import GraphError, first_line
-from pipec.graph.arguments import disagreeing
+from pipec.graph.arguments import find_disagreeing
 from pipec.graph.comm import FETCH, OFFLOAD, RECV, SEND
 from pipec.graph.finding import Finding, refuse
 from pipec.graph.infer import Inference, type_words
@@ -158,7 +158,7 @@ def _types_follow_ops(graph: Graph) -> Iterator[Finding]:
     inference = Inference(strided=all(n.target is not RECV for n in graph.calls))
     for n in graph.calls:
         if all("val" in x.meta for x in (n, *n.all_input_nodes)):
-            found = inference.wrong(n)
+            found = inference.find_wrong(n)
             if found is not None:
                 yield Finding(f"{n.name} ({op_name(n)})", type_words(n.meta["val"]), found)
 
@@ -167,7 +167,7 @@ def _arguments_agree(graph: Graph) -> Iterator[Finding]:
     """Sizes that torch's kernel does not compare before it reads or writes memory."""
     for n in graph.calls:
         if all("val" in x.meta for x in n.all_input_nodes):
-            yield from disagreeing(n)
+            yield from find_disagreeing(n)
 
 
 def _check_origins(graph: Graph) -> Iterator[Finding]:

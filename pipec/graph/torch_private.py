@@ -215,7 +215,7 @@ def gradient_hooks_of(parameter: torch.Tensor) -> list[Callable[..., Any]]:
     return list((parameter._backward_hooks or {}).values())  # noqa: SLF001
 
 
-def changes(tensor: torch.Tensor) -> int:
+def count_writes(tensor: torch.Tensor) -> int:
     """How often the tensor has been written to."""
     return int(tensor._version)  # noqa: SLF001
 

@@ -19,7 +19,7 @@ from pipec.graph.ir import Graph, InputKind, OutputKind, nbytes, tensor
 from pipec.graph.lower import lower, with_transfers
 from pipec.graph.structure import structural_key
 from pipec.graph.tensor_type import dtype_text
-from pipec.registry import view
+from pipec.registry import load_view
 from pipec.schedule.schedule import Placement, Schedule
 from pipec.simulate.timeline import Timeline
 
@@ -178,7 +178,7 @@ class Stage:
         return f"Stage({self.index}: {len(self.graph.calls)} nodes, graph {self.key}{trained})"
 
     def _repr_html_(self) -> str:
-        return str(view("stage.html")(self))
+        return str(load_view("stage.html")(self))
 
 
 def stage_parts(
@@ -340,7 +340,7 @@ class Plan:
         Raises:
             PipecError: See `pipec.compiler.driver.emit`.
         """
-        view("plan.save")(self, Path(directory), force=force)
+        load_view("plan.save")(self, Path(directory), force=force)
 
     @check_arguments
     def report(self, path: str | os.PathLike[str], other: "Plan | None" = None) -> Path:
@@ -349,12 +349,12 @@ class Plan:
         Raises:
             PipecError: The file cannot be written.
         """
-        written: Path = view("plan.report")(self, Path(path), other=other)
+        written: Path = load_view("plan.report")(self, Path(path), other=other)
         return written
 
     def __str__(self) -> str:
         """Its tables, as ``pipec inspect`` prints them."""
-        return str(view("plan.text")(self))
+        return str(load_view("plan.text")(self))
 
     def __repr__(self) -> str:
         cut, when = self.partition, self.schedule
@@ -366,7 +366,7 @@ class Plan:
         return f"Plan({model} on {self.cluster} for {self.target}: {'; '.join(facts)})"
 
     def _repr_html_(self) -> str:
-        return str(view("plan.html")(self))
+        return str(load_view("plan.html")(self))
 
     def facts(self) -> frozenset[Fact]:
         """What is decided, read off the plan itself."""

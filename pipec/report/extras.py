@@ -30,7 +30,7 @@ def read_verification(path: Path, plan: Plan) -> Data:
     try:
         rows = convert(_json(path)["boundaries"], Annotated[list[Comparison], _SOME])
     except (ValueError, LookupError, TypeError) as error:
-        raise _not(path, "a verification", command) from error
+        raise _make_error(path, "a verification", command) from error
     ends = [(s.graph.inputs, s.graph.outputs) for s in plan.stages]
     known = [[*(i.name for i in ins), *(o.name for o in outs)] for ins, outs in ends]
     for channel in plan.channels:
@@ -58,7 +58,7 @@ def read_metrics(path: Path) -> list[Data]:
         rows = [json.loads(line) for line in _text(path).splitlines() if line.strip()]
         found: list[Data] = to_builtins(convert(rows, Annotated[list[Step], _SOME]))
     except (ValueError, RecursionError) as error:
-        raise _not(path, "metrics", "pipec run OUT --metrics FILE") from error
+        raise _make_error(path, "metrics", "pipec run OUT --metrics FILE") from error
     return found
 
 
@@ -86,7 +86,7 @@ def read_trace(path: Path, schedule: Schedule) -> Data:
         ]  # fmt: skip
         _check_ran(rows, schedule, path)
     except (ValueError, KeyError, TypeError) as error:
-        raise _not(path, "a trace of a run", "pipec run OUT --trace FILE") from error
+        raise _make_error(path, "a trace of a run", "pipec run OUT --trace FILE") from error
     return {"seconds": max(row[-1] for row in rows), "actions": rows}
 
 
@@ -133,5 +133,5 @@ def _json(path: Path) -> Any:
         raise PipecError("a file is no JSON", where=path, got=error, hint=_HINT) from error
 
 
-def _not(path: Path, what: str, command: str) -> PipecError:
+def _make_error(path: Path, what: str, command: str) -> PipecError:
     return PipecError(f"the file is not {what}", where=path, hint=f"write it with: {command}")

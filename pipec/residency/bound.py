@@ -114,7 +114,7 @@ def bound(
     program.splits = problem.parts or not decides
     apart = problem.behind is not None
     if apart:
-        _apart(program)
+        _add_apart(program)
     elif problem.alternates:
         _steady(program)
     else:
@@ -158,7 +158,7 @@ def _flush(c: _Program) -> None:
     c.row(-np.inf, time, {"s": -c.rate}, o=size, r=-c.rate * c.again)
 
 
-def _apart(c: _Program) -> None:
+def _add_apart(c: _Program) -> None:
     p, size, ends = c.p, c.size, {"s": c.rate, "x": -1.0}
     assert p.behind is not None
     behind = p.behind / c.unit

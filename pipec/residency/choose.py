@@ -9,7 +9,7 @@ import numpy as np
 from pipec.errors import PartitionError
 from pipec.residency.bound import Bound, bound
 from pipec.residency.improve import improve
-from pipec.residency.play import CLOSE, Played, Slot, again, play
+from pipec.residency.play import CLOSE, Played, Slot, play, play_again
 from pipec.residency.problem import KEEP, OFFLOAD, RECOMPUTE, IntArray, Problem, Working
 
 ROUNDS = 20
@@ -76,7 +76,7 @@ def _first_that_fits(problem: Problem, those: Iterable[Played]) -> Played:
     """The fastest that fits exactly; what takes the fewest bytes if none does."""
     played = []
     for t in sorted(those, key=lambda t: t.order):
-        played.append(again(problem, t))
+        played.append(play_again(problem, t))
         if played[-1].seconds < np.inf:
             break
     return min(played, key=lambda t: t.order)
@@ -176,15 +176,15 @@ def _arrange(problem: Problem, decision: IntArray) -> Iterator[Played]:
         yield play(problem, decision, _two_parts(problem, decision, leaving), exactly=False)
         return
     for depth, count in product(range(3), PARTS):
-        slots = _dealt(problem, leaving, depth, count)
+        slots = _deal(problem, leaving, depth, count)
         yield play(problem, decision, slots, exactly=False)
     for share in SHARES:
         early = np.arange(len(leaving)) * share % 1 < share  # evenly among the values
-        slots = _dealt(problem, leaving[early], 1, 1) + _dealt(problem, leaving[~early], 2, 1)
+        slots = _deal(problem, leaving[early], 1, 1) + _deal(problem, leaving[~early], 2, 1)
         yield play(problem, decision, slots, exactly=False)
 
 
-def _dealt(problem: Problem, leaving: IntArray, depth: int, count: int) -> tuple[Slot, ...]:
+def _deal(problem: Problem, leaving: IntArray, depth: int, count: int) -> tuple[Slot, ...]:
     """Values in order into slots of equal bytes; a value goes where its middle lies."""
     size = problem.nbytes[leaving]
     share = max(float(size.sum()), 1e-30) / count

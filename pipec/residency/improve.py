@@ -4,7 +4,7 @@ from itertools import combinations
 
 import numpy as np
 
-from pipec.residency.play import Played, Slot, again, least, play
+from pipec.residency.play import Played, Slot, least, play, play_again
 from pipec.residency.problem import KEEP, OFFLOAD, RECOMPUTE, Problem
 
 SWEEPS = 3
@@ -21,7 +21,7 @@ def improve(problem: Problem, best: Played) -> Played:
         cost = np.where(np.isfinite(cost), cost, 0.0) + 1e-12 * problem.nbytes
         for v in np.argsort(-cost, kind="stable")[:MOVES].tolist():
             for fate in _fates(problem, v):
-                best = _better(problem, best, {v: fate})
+                best = _try_fates(problem, best, {v: fate})
         if problem.values * (problem.values - 1) / 2 <= MOVES:
             for v, w in combinations(range(problem.values), 2):
                 best = _exchange(problem, best, v, w)
@@ -35,7 +35,7 @@ def _exchange(problem: Problem, best: Played, one: int, other: int) -> Played:
     fate, new = _fate(best, one), _fate(best, other)
     if fate == new or new not in _fates(problem, one) or fate not in _fates(problem, other):
         return best
-    return _better(problem, best, {one: new, other: fate})
+    return _try_fates(problem, best, {one: new, other: fate})
 
 
 def _fates(problem: Problem, value: int) -> list[_Fate]:
@@ -49,7 +49,7 @@ def _fate(of: Played, value: int) -> _Fate:
     return int(of.decision[value]), depths[0] if depths else 0
 
 
-def _better(problem: Problem, best: Played, change: dict[int, _Fate]) -> Played:
+def _try_fates(problem: Problem, best: Played, change: dict[int, _Fate]) -> Played:
     """The better of a decision and the same with some values' fates changed."""
     decision, slots = best.decision.copy(), best.slots
     for value, (kind, depth) in change.items():
@@ -61,7 +61,7 @@ def _better(problem: Problem, best: Played, change: dict[int, _Fate]) -> Played:
         return best
     other = play(problem, decision, slots, exactly=False)
     if other.order < best.order:
-        return min(best, again(problem, other), key=lambda t: t.order)
+        return min(best, play_again(problem, other), key=lambda t: t.order)
     return best
 
 

@@ -108,17 +108,17 @@ def play(
     working = (problem.working_bytes if exactly else problem.least_working)(decision)
     close = CLOSE * max(problem.step_seconds, 1e-30)
     if problem.behind is not None:
-        return Played(*_apart(problem, decision, used, working), decision, tuple(used), close)
+        return Played(*_play_apart(problem, decision, used, working), decision, tuple(used), close)
     sizes = tuple((s.depth, float(problem.nbytes[list(s.values)].sum())) for s in used)
     backward = problem.backward + problem.again_seconds(decision)
     row = (problem.flight, problem.alternates, problem.forward, backward)
     kept = problem.bytes_of(decision, KEEP)
-    seconds, peak = _alone(row, problem.bandwidth, kept, working, sizes)
+    seconds, peak = _play_alone(row, problem.bandwidth, kept, working, sizes)
     keeps = peak <= problem.cap * (1 + 1e-12)
     return Played(seconds if keeps else np.inf, peak, decision, tuple(slots), close)
 
 
-def _apart(
+def _play_apart(
     p: Problem, decision: IntArray, slots: Sequence[Slot], working: float
 ) -> tuple[float, float]:
     """As a `Played` has them: T, and the bytes of the fuller device, as if its cap were F's."""
@@ -132,7 +132,7 @@ def _apart(
     return seconds if peak <= p.cap * (1 + 1e-12) else np.inf, peak
 
 
-def again(problem: Problem, before: Played) -> Played:
+def play_again(problem: Problem, before: Played) -> Played:
     """Play a decision with the working bytes that it has, not those that it has at least."""
     return before if problem.working is None else play(problem, before.decision, before.slots)
 
@@ -181,7 +181,7 @@ _Row = tuple[int, bool, float, float]
 
 
 @lru_cache(maxsize=1 << 14)
-def _alone(
+def _play_alone(
     row: _Row, bandwidth: float, kept: float, working: float, sizes: tuple[tuple[int, float], ...]
 ) -> tuple[float, float]:
     """Seconds of a period and most bytes held: of decisions that are alike in these, only once."""

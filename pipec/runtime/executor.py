@@ -37,7 +37,7 @@ from pipec.runtime.spikes import Spikes
 from pipec.runtime.stage import Outcome, StageRunner
 from pipec.runtime.steps import Steps
 from pipec.runtime.tensors import TensorType
-from pipec.runtime.transport import Meeting, Transport, Waits, until
+from pipec.runtime.transport import Meeting, Transport, Waits, poll
 from pipec.runtime.weights import StageWeights, check_fits
 from pipec.schedule.action import FROM_HOST, TO_HOST, Action, ActionKind
 
@@ -159,7 +159,7 @@ class Executor:
         """What runs a stage on a microbatch of its shape."""
         return self._runners[self.rounds.shape(microbatch)][stage]
 
-    def under_way(self) -> dict[str, Any]:
+    def save_progress(self) -> dict[str, Any]:
         """What is held between two rounds of an endless schedule, of these stages and no others.
 
         Values that wait to be sent or read, what is saved for backwards to come, older versions of
@@ -173,8 +173,8 @@ class Executor:
             "weights": [[s, *w.state()] for s, w in self.weights.items()],
         }
 
-    def go_on(self, found: Mapping[str, Any]) -> None:
-        """Hold what `under_way` gave; the newest weights are back already."""
+    def load_progress(self, found: Mapping[str, Any]) -> None:
+        """Hold what `save_progress` gave; the newest weights are back already."""
         self.rounds.load_state(found["rounds"])
         self.moves.load_state(found["moves"])
         for stage, microbatch, tensors in found["saved"]:
@@ -374,9 +374,9 @@ class Executor:
     def read_state(self, stage: int) -> Tensors:
         """What a state dict has of a stage, the newest, by name: the tensors themselves."""
         names = {i.name for i in self.program.plan.graph.inputs_of(InputKind.STATE)}
-        return {n: w for n, w in self.changing(stage).items() if n not in names}
+        return {n: w for n, w in self.list_changing(stage).items() if n not in names}
 
-    def changing(self, stage: int) -> Tensors:
+    def list_changing(self, stage: int) -> Tensors:
         """As `read_state`, with the buffers that no state dict has."""
         names = {i.name for i in self.program.plan.graph.inputs if i.kind.changes}
         weights = self.weights[stage]
@@ -469,7 +469,7 @@ class Executor:
             like.new_tensor([n in given for n, o in owners.items() if o == m]) for m in members
         ]
         parts, whose = [*grads.values(), *there], [*owners.values(), *members]
-        *sums, counts = yield from until(partial(self.transport.scatter, at, parts, whose))
+        *sums, counts = yield from poll(partial(self.transport.scatter, at, parts, whose))
         summed = zip(weights.owned, sums, counts.tolist(), strict=True)
         weights.replace_gradients(action.version, {n: g for n, g, count in summed if count})
 

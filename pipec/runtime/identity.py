@@ -62,7 +62,7 @@ def _describe(settings: Settings) -> dict[str, str]:
     }
 
 
-def going_on(executor: Executor) -> dict[str, str]:
+def list_settings(executor: Executor) -> dict[str, str]:
     """Settings that a run may change when it goes on from a checkpoint."""
     graph = executor.program.plan.graph
     numbers = (a for n in graph.calls for a in tree_leaves((n.args, n.kwargs)))

@@ -21,7 +21,7 @@ from pipec.runtime.program import Program
 from pipec.runtime.rounds import Rounds, Turn
 from pipec.runtime.stage import StageRunner
 from pipec.runtime.tensors import TensorType, pack, parts, restore, unpack
-from pipec.runtime.transport import Message, Transport, Waits, until
+from pipec.runtime.transport import Message, Transport, Waits, poll
 from pipec.runtime.weights import StageWeights, Updates, Version
 from pipec.schedule.action import Action
 from pipec.simulate.row_memory import find_given_up
@@ -177,7 +177,7 @@ class Moves:
         self.put(self._messages.key(action), action.microbatch, tensor)
 
     def _receive(self, message: Message) -> Generator[bool, None, torch.Tensor]:
-        return until(lambda: self._transport.receive(message))
+        return poll(lambda: self._transport.receive(message))
 
     def send_saved(self, action: Action) -> None:
         """SEND_S to the device of the backward, OFFLOAD to host memory."""

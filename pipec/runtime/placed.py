@@ -54,7 +54,7 @@ def place_on(module: fx.GraphModule, device: torch.device) -> fx.GraphModule:
     """
     if device.type == "cpu":
         return module
-    there = {n: _there(n, device) for n in module.graph.nodes if n.op == "call_function"}
+    there = {n: _replace_on_gpu(n, device) for n in module.graph.nodes if n.op == "call_function"}
     foreign = [n for n in there if there[n] is None and any(p in op_name(n) for p in _CPU_ONLY)]
     if foreign:
         raise BackendError(
@@ -74,7 +74,7 @@ def place_on(module: fx.GraphModule, device: torch.device) -> fx.GraphModule:
     return moved
 
 
-def _there(node: fx.Node, device: torch.device) -> Callable[..., Any] | None:
+def _replace_on_gpu(node: fx.Node, device: torch.device) -> Callable[..., Any] | None:
     """What a GPU runs in place of an op; None if it runs the op itself, or nothing for it."""
     if device.type != "cuda":
         return None

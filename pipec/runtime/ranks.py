@@ -24,7 +24,7 @@ from typing import IO
 
 from pipec.errors import PipecError
 from pipec.runtime.waiting import CONSEQUENCE, STANDS_STILL
-from pipec.signals import unwound_by
+from pipec.signals import interrupt_on
 
 _GRACE_SECONDS = 10.0
 """How long ranks may take to end by themselves once another one has failed."""
@@ -46,7 +46,7 @@ def start_ranks(devices: int) -> None:
     ranks: list[_Rank] = []
     store, port = _store()
     try:
-        with unwound_by(signal.SIGTERM):
+        with interrupt_on(signal.SIGTERM):
             ranks.extend(_Rank(k, devices, port) for k in range(devices))
             failed = _wait(ranks)
     finally:

@@ -62,7 +62,7 @@ def join(store: Store, rank: int, world: int, timeout: timedelta) -> Store:
             raise BackendError(
                 CONSEQUENCE,
                 where=f"rank {rank}",
-                got=f"waiting for {own.missing()} to start",
+                got=f"waiting for {own.name_missing()} to start",
                 hint="start all ranks, within --timeout of each other",
             )
         time.sleep(_POLL_SECONDS)
@@ -118,7 +118,7 @@ class _Mine:
             self._room.set(f"ack/{self._rank}", digest)
         return digest if self._get("go") == digest else None
 
-    def missing(self) -> str:
+    def name_missing(self) -> str:
         """Ranks that have not come, in words."""
         absent = [str(k) for k in range(self._world) if k not in self._tickets()]
         return f"ranks {', '.join(absent)}" if absent else "all ranks"

@@ -37,7 +37,7 @@ class RestingState:
         self._coming: Fetched | None = None
 
     @contextmanager
-    def here(self) -> Iterator[None]:
+    def on_device(self) -> Iterator[None]:
         """Inside, the state is on the device."""
         self.fetch()
         self._arrive()

@@ -25,7 +25,7 @@ import torch
 from pipec.errors import PlanError
 from pipec.runtime.entries import pack_entries, unpack_entries
 from pipec.runtime.executor import Executor
-from pipec.runtime.identity import digest_cut, going_on
+from pipec.runtime.identity import digest_cut, list_settings
 from pipec.runtime.stored import name_weights
 from pipec.runtime.weights import StageWeights
 
@@ -39,16 +39,16 @@ def state_of(executor: Executor) -> Tensors:
     """The entries of one device, between rounds."""
     scale = [executor.scaling.scale, executor.scaling.good]
     counts = {"round": executor.round, "microbatch": executor.microbatch, "scale": scale,
-              "seen": [*executor.spikes.seen], "told": going_on(executor)}  # fmt: skip
+              "seen": [*executor.spikes.seen], "told": list_settings(executor)}  # fmt: skip
     busy = not executor.rounds.empty
     found = pack_entries("run", {**counts, _UNDER_WAY: busy and digest_cut(executor.program)})
     if busy:
-        found |= pack_entries(f"{_UNDER_WAY}/{executor.device}", executor.under_way())
+        found |= pack_entries(f"{_UNDER_WAY}/{executor.device}", executor.save_progress())
     place = executor.program.schedule.placement
     for stage, weights in executor.weights.items():
         rule = executor.rules[stage]
         first = executor.device == place.forward[stage][0]
-        for name, w in executor.changing(stage).items():
+        for name, w in executor.list_changing(stage).items():
             found[f"weights/{name}" if first else f"weights#{executor.device}/{name}"] = w
         found |= {f"velocity/{n}": v for n, v in rule.velocity.items()}
         if weights.optimizer is not None:
@@ -79,13 +79,13 @@ def is_wanted(executor: Executor, name: str) -> bool:
         weight = weight.rpartition("/")[0]
         return any(weight in w.owned for w in executor.weights.values())
     local = kind in ("weights", f"weights#{executor.device}", "velocity")
-    return local and any(weight in executor.changing(s) for s in executor.weights)
+    return local and any(weight in executor.list_changing(s) for s in executor.weights)
 
 
 def list_changed(executor: Executor, entries: Mapping[str, torch.Tensor]) -> list[str]:
     """Settings that the run that saved the entries had otherwise; those of this run count."""
     before = unpack_entries("run", entries).get("told", {})
-    settings = going_on(executor).items()
+    settings = list_settings(executor).items()
     return [f"{n} {v}, not {before[n]}" for n, v in settings if before.get(n, v) != v]
 
 
@@ -115,7 +115,7 @@ def restore(executor: Executor, entries: Mapping[str, torch.Tensor]) -> list[str
         executor.scaling.scale, executor.scaling.good = run["scale"]
     for stage, weights in executor.weights.items():
         rule = executor.rules[stage]
-        for name, w in executor.changing(stage).items():
+        for name, w in executor.list_changing(stage).items():
             found = entries.get(f"weights#{executor.device}/{name}", entries.get(f"weights/{name}"))
             if found is None or found.shape != w.shape:
                 raise PlanError("the checkpoint lacks a weight of this plan", got=name)
@@ -130,7 +130,7 @@ def restore(executor: Executor, entries: Mapping[str, torch.Tensor]) -> list[str
                 weights.resting.rest()
     if run.get(_UNDER_WAY):
         name = f"{_UNDER_WAY}/{executor.device}"
-        executor.go_on(unpack_entries(name, entries, executor.compute.torch))
+        executor.load_progress(unpack_entries(name, entries, executor.compute.torch))
     return sorted(others)
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from pipec.runtime.program import Program
-from pipec.runtime.transport import Meeting, Waits, until
+from pipec.runtime.transport import Meeting, Waits, poll
 from pipec.schedule.action import Action
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class Steps:
         part = torch.stack(parts).sum(0) if len(parts) > 1 else parts[0]
         count = part.new_tensor([sum(name in weights.read_sums(_UPDATE) for weights in held)])
         at = Meeting(f"tied {name} {executor.round}", self._device, self._members[name])
-        total, count = yield from until(partial(executor.transport.reduce, at, [part, count]))
+        total, count = yield from poll(partial(executor.transport.reduce, at, [part, count]))
         for weights in held if count else ():
             grads = weights.read_sums(_UPDATE)
             weights.replace_gradients(_UPDATE, {**grads, name: total})
@@ -93,7 +93,7 @@ class Steps:
             numbers = torch.view_as_real(gradient) if gradient.is_complex() else gradient
             squares[place[name]] = (numbers.double() / (count * scale)).square().sum()
         at = Meeting(f"norm {executor.round}", self._device, self._program.steppers)
-        (total,) = yield from until(partial(executor.transport.reduce, at, [squares]))
+        (total,) = yield from poll(partial(executor.transport.reduce, at, [squares]))
         self.norm = float(total.sum().sqrt())
         if executor.spikes.judge(self.norm) or not isfinite(self.norm):
             return nan
@@ -150,7 +150,7 @@ class Steps:
         at = Meeting(key, self._device, members)
         owners = [members[weights.owners[n]] for n in weights.parameters]
         parameters = [new[n] for n in weights.parameters]
-        found = yield from until(partial(executor.transport.gather, at, parameters, owners))
+        found = yield from poll(partial(executor.transport.gather, at, parameters, owners))
         for name, tensor in zip(weights.parameters, found, strict=True):
             if name not in weights.owned:
                 new[name].copy_(tensor)

@@ -148,7 +148,7 @@ Waits = Generator[bool, None, None]
 _T = TypeVar("_T")
 
 
-def until(ask: Callable[[], _T | None]) -> Generator[bool, None, _T]:
+def poll(ask: Callable[[], _T | None]) -> Generator[bool, None, _T]:
     """Poll until the result is there, and return it."""
     while (found := ask()) is None:
         yield False

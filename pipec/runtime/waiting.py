@@ -91,7 +91,7 @@ class Watch:
             self._store.delete_key(str(self._rank))
         self._count = self._count + 1 if waits else 0
 
-    def stand_still(self, place: str) -> str | None:
+    def find_stuck(self, place: str) -> str | None:
         """The ranks that do not say that they wait, and who waits for them; None if all do.
 
         Args:
@@ -162,7 +162,7 @@ def locate_failure(where: Callable[[], str]) -> Iterator[None]:
         place, hint = f"rank {dist.get_rank()}, {where()}", None
         if _Now.watch is not None and "imed out" in str(error.got):
             text = f"{where()}: {error.got}"
-            hint = call_within(partial(_Now.watch.stand_still, text), _STORE_SECONDS)
+            hint = call_within(partial(_Now.watch.find_stuck, text), _STORE_SECONDS)
         raise BackendError(error.what, where=place, got=error.got, hint=hint) from error
     finally:
         _Now.where = before

@@ -274,7 +274,7 @@ class StageWeights:
                 p.grad = (grads[name] * scale).to(p.dtype) if scale != 1.0 else grads[name]
         try:
             if self.optimizer is not None:
-                with self.resting.here() if self.resting else nullcontext():
+                with self.resting.on_device() if self.resting else nullcontext():
                     _step(self.optimizer, rate)
             if self.scheduler is not None:
                 self.scheduler.step()

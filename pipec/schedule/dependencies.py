@@ -173,7 +173,7 @@ class _Rules:
 
     def _slots(self, channel: ChannelKind, sends: np.ndarray) -> None:
         consumed = self.at.forward if channel is _C.F else self.at.backward
-        self.add(channel.send, sends, self._consumer(consumed, self._earlier(sends)))
+        self.add(channel.send, sends, self._consumer(consumed, self._find_earlier(sends)))
 
     def _consumer(self, consumed: Int32, messages: np.ndarray) -> np.ndarray:
         """What uses the value of each message; nothing for the message -1."""
@@ -185,12 +185,12 @@ class _Rules:
     def _host_slots(self, copies_out: np.ndarray, copies_in: np.ndarray) -> None:
         """F waits for an old copy out, FETCH for the backward that used an old copy in."""
         s = self.schedule
-        used = self._consumer(self.at.backward, self._earlier(copies_in))
+        used = self._consumer(self.at.backward, self._find_earlier(copies_in))
         self.add(_K.FETCH, copies_in, used)
         self.add(_K.FETCH, copies_in, self._find_issuer(copies_in))
         if self.at.swaps.any():
             self.add(_K.FETCH, copies_in, self._find_swapped(copies_out, copies_in))
-        earlier = self._earlier(copies_out)
+        earlier = self._find_earlier(copies_out)
         waiting = copies_out[earlier >= 0]
         forward = self.at.forward[self.at.source[s.channel[waiting]], s.microbatch[waiting]]
         for slot in self.routes.outgoing(_C.H).T:  # the first slot of every stage, the second ...
@@ -217,7 +217,7 @@ class _Rules:
         before = np.maximum.accumulate(compute)[rows]
         return np.where(before < s.device_ptr[s.device[rows]], self.at.nothing, before)
 
-    def _earlier(self, rows: np.ndarray) -> np.ndarray:
+    def _find_earlier(self, rows: np.ndarray) -> np.ndarray:
         """Of each message at ``rows`` the one that its slot held before, or -1."""
         s = self.schedule
         depth = self.at.depth[s.channel[rows]]

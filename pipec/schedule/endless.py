@@ -58,9 +58,9 @@ def window(make: Callable[[int], Schedule], microbatches: int) -> Schedule:
         whole = make((2 * lag + 1) * microbatches)  # its own end is as long as its beginning
         first = (lag - 1) * microbatches
         ends = [_find_reached(whole, first + k * microbatches) for k in range(3)]
-        before = _between(whole, ends[0], ends[1], first, microbatches)
-        found = _between(whole, ends[1], ends[2], first + microbatches, microbatches)
-        if len(found) and _alike(before, found, updates_per_round(found)):
+        before = _select_between(whole, ends[0], ends[1], first, microbatches)
+        found = _select_between(whole, ends[1], ends[2], first + microbatches, microbatches)
+        if len(found) and _is_repeat(before, found, updates_per_round(found)):
             return found
     raise ScheduleError("rounds of the schedule never become alike", where=once.name)
 
@@ -97,7 +97,7 @@ def _find_reached(schedule: Schedule, end: int) -> np.ndarray:
     return np.array(done[:-2])
 
 
-def _between(
+def _select_between(
     schedule: Schedule, before: np.ndarray, reached: np.ndarray, first: int, microbatches: int
 ) -> Schedule:
     """What is reached and was not before; behind it the receives of what has been sent by then."""
@@ -120,7 +120,7 @@ def _between(
     )
 
 
-def _alike(before: Schedule, found: Schedule, updates: Int64) -> bool:
+def _is_repeat(before: Schedule, found: Schedule, updates: Int64) -> bool:
     """Whether a window is the one before it, a round later."""
     if not np.array_equal(before.device_ptr, found.device_ptr):
         return False

@@ -135,9 +135,9 @@ class _Places:
         onward = (leader[1:] == leader[:-1]) & (first[1:] > first[:-1])
         onward |= self.lane[1:] != self.lane[:-1]
         good[1:] &= onward
-        return self._throughout(good)
+        return self._lanes_where(good)
 
-    def _throughout(self, holds: Bool) -> Bool:
+    def _lanes_where(self, holds: Bool) -> Bool:
         """Lanes on which it holds for every action."""
         found = np.zeros(len(self.size), dtype=bool)
         taken = np.flatnonzero(self.size)
@@ -153,7 +153,7 @@ class _Places:
         leads[first[own[::-1]]] = self.lane[own[::-1]]  # of several, the last to be written stays
         only = np.zeros(self.count, dtype=bool)
         only[own] = leads[first[own]] == self.lane[own]
-        return self._throughout(only)
+        return self._lanes_where(only)
 
     def renumber(self, passing: Bool, following: Bool) -> Compact:
         """With the receives of some lanes left out, and the actions of others as followers."""

@@ -30,7 +30,7 @@ def _out_of_range(schedule: Schedule) -> Iterator[str]:
     s = schedule
     place = s.placement
     phase = {_K.F: place.forward, _K.RECV_W: place.forward}
-    for index in np.flatnonzero(_suspect(schedule)).tolist():
+    for index in np.flatnonzero(_find_suspect(schedule)).tolist():
         a = s[index]
         home = phase.get(a.kind, place.backward)
         channel = KIND_OF.get(a.kind)
@@ -46,7 +46,7 @@ def _out_of_range(schedule: Schedule) -> Iterator[str]:
             yield f"{a} stands on device {s.device[index]}, where it does not belong"
 
 
-def _suspect(schedule: Schedule) -> npt.NDArray[np.bool_]:
+def _find_suspect(schedule: Schedule) -> npt.NDArray[np.bool_]:
     """Actions whose stage, replica, microbatch, channel or device cannot be right."""
     s, at = schedule, Tables(schedule)
     stage = np.clip(s.stage, 0, s.stages - 1)
@@ -112,12 +112,12 @@ def _compute(schedule: Schedule) -> Iterator[str]:
     place = schedule.placement
     back = len(place.backward)
     f, b, i, w = (_counts(schedule, (k,)) for k in (_K.F, _K.B, _K.I, _K.W))
-    yield from _not_once(f[: len(place.forward)], "F")
-    yield from _not_once((b + i)[:back], "B (or I)")
-    yield from _not_once((b + w)[:back], "B (or W)")
+    yield from _find_repeated(f[: len(place.forward)], "F")
+    yield from _find_repeated((b + i)[:back], "B (or I)")
+    yield from _find_repeated((b + w)[:back], "B (or W)")
 
 
-def _not_once(counts: np.ndarray, name: str) -> Iterator[str]:
+def _find_repeated(counts: np.ndarray, name: str) -> Iterator[str]:
     for stage, microbatch in np.argwhere(counts != 1).tolist():
         times = counts[stage, microbatch]
         yield f"stage {stage} does {name} of microbatch {microbatch} {times} times, not once"

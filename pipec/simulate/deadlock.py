@@ -110,7 +110,7 @@ def shortest_cycle(waits: dict[int, list[int]]) -> list[int]:
         >>> shortest_cycle({1: [2], 2: [3], 3: [1, 4], 4: [3]})
         [3, 4]
     """
-    waits = _on_the_way_round(waits)
+    waits = _keep_cycles(waits)
     best: list[int] = []
     reach = 1
     while not best and reach <= len(waits):  # most circles are short: far searches are for few
@@ -120,7 +120,7 @@ def shortest_cycle(waits: dict[int, list[int]]) -> list[int]:
     return best
 
 
-def _on_the_way_round(waits: dict[int, list[int]]) -> dict[int, list[int]]:
+def _keep_cycles(waits: dict[int, list[int]]) -> dict[int, list[int]]:
     """Without the actions that nothing in a circle waits for."""
     waiting = Counter(other for others in waits.values() for other in others)
     left = dict(waits)

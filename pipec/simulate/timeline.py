@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from pipec.registry import view
+from pipec.registry import load_view
 from pipec.schedule.action import Action, ActionKind
 from pipec.schedule.lanes import Lanes, previous_in_lane
 from pipec.schedule.schedule import Int32, Schedule
@@ -37,10 +37,10 @@ class Timeline:
 
     def __str__(self) -> str:
         """Drawn as text."""
-        return str(view("timeline.text")(self))
+        return str(load_view("timeline.text")(self))
 
     def _repr_svg_(self) -> str:
-        return str(view("timeline.svg")(self))
+        return str(load_view("timeline.svg")(self))
 
     @property
     def seconds(self) -> float:

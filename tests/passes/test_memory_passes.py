@@ -340,7 +340,7 @@ def test_no_choice_holds_less_than_what_is_static(name: str) -> None:
     for share in (0.0, 0.5, 1.0):
         chosen = []
         for stage in range(STAGES):
-            able = fit.able(stage)
+            able = fit.list_able(stage)
             kinds = rng.random(len(able)) < share
             again = [a.name for a, k in zip(able, kinds, strict=True) if k and a.seconds < np.inf]
             out = tuple(a.name for a in able if a.leaves and a.name not in again and share)

@@ -12,7 +12,7 @@ from pipec.compiler.driver import make_plan
 from pipec.compiler.facts import plan_facts
 from pipec.compiler.fates import Fates
 from pipec.compiler.fit import Fit, Fitted
-from pipec.compiler.lifespan import DEPTHS, lifespans, until_it_fits
+from pipec.compiler.lifespan import DEPTHS, lifespans, move_until_it_fits
 from pipec.compiler.pass_manager import parse_pipeline, run_passes
 from pipec.compiler.reside import best, find_schedule, make_applier
 from pipec.compiler.residency import list_saved
@@ -173,7 +173,7 @@ def test_what_is_predicted_of_a_rule_is_predicted_of_its_plan() -> None:
     order = find_schedule(plan, "zbv", 4)
     limit = 0.9 * max(plan_timeline(plan, order).peak_bytes)
     fit = Fit(plan, order, limit, make_applier(plan, order), False, True)
-    chosen = until_it_fits(fit, 0) or pytest.fail("nothing fits")
+    chosen = move_until_it_fits(fit, 0) or pytest.fail("nothing fits")
     timeline = fit.foresight.timeline(chosen)
     rewritten, moved = fit.apply(chosen)
     real = plan_timeline(rewritten, moved)

@@ -98,7 +98,7 @@ def test_a_modules_state_dict_is_taken_and_what_it_lacks_stays() -> None:
 
 
 def found_calls(found: pipec.Pipeline) -> list[float]:
-    held = [e.changing(s) for e in found._runner.executors for s in e.weights]
+    held = [e.list_changing(s) for e in found._runner.executors for s in e.weights]
     return [float(w) for weights in held for n, w in weights.items() if n.endswith("calls")]
 
 

@@ -108,7 +108,7 @@ def test_a_drained_pipeline_begins_anew() -> None:
             losses += [float(found[m]) for m in range(8)]
             assert not rounds.executors[0].rounds.empty
         rounds.drain()
-        assert all(e.rounds.empty and not e.under_way()["saved"] for e in rounds.executors)
+        assert all(e.rounds.empty and not e.save_progress()["saved"] for e in rounds.executors)
     want = []
     for count in (2, 1, 3):
         once.load(scheduled(plan, "pipedream", 8 * count))
@@ -154,7 +154,7 @@ def test_nothing_under_way_can_be_left_out(drop: str, tmp_path: Path) -> None:
         first.round()
     for e in first.executors:
         if drop == "saved":
-            for _, _, tensors in e.under_way()["saved"]:
+            for _, _, tensors in e.save_progress()["saved"]:
                 tensors.update({n: t * 2 for n, t in tensors.items()})
         elif drop == "values":
             held = e.moves.state()

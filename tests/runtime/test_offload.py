@@ -10,7 +10,7 @@ from torch import nn
 
 from pipec.autodiff.rewrite import offload
 from pipec.compiler.facts import plan_facts
-from pipec.compiler.reside import through_host
+from pipec.compiler.reside import save_to_host
 from pipec.plan.model import HostSlot, Plan, StageTiming
 from pipec.runtime.device import Copied
 from pipec.runtime.executor import Settings
@@ -152,7 +152,7 @@ def test_with_offload_the_device_holds_what_the_timeline_says(name: str) -> None
 
 def test_through_host_memory_both_sides_hold_what_the_timeline_says() -> None:
     case, whole = cnn()
-    plan = through_host(whole, scheduled(whole, "pipefb", MICROBATCHES))
+    plan = save_to_host(whole, scheduled(whole, "pipefb", MICROBATCHES))
     assert plan.slots
     order = scheduled(plan, "pipefb", MICROBATCHES)
     assert observed(case, plan, order) == predicted(timed(order, plan))

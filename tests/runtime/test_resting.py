@@ -11,7 +11,7 @@ from rich.console import Console
 from torch import nn
 
 from pipec.cluster.cluster import parse_cluster
-from pipec.compiler.reside import state_rests
+from pipec.compiler.reside import rest_state
 from pipec.errors import PassError, ScheduleError
 from pipec.plan.model import STATE_WAITS, Plan
 from pipec.plan.store import load_plan, write_plan
@@ -225,4 +225,4 @@ def test_copies_are_in_a_saved_schedule() -> None:
 def test_boards_keep_it() -> None:
     plan = cut_for("1f1b", 2).replace(cluster=parse_cluster("2xvcu118"))
     with pytest.raises(PassError, match="cannot wait in host memory"):
-        state_rests(plan)
+        rest_state(plan)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import pipec
 from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.driver import default_passes, make_plan
-from pipec.compiler.reside import through_host
+from pipec.compiler.reside import save_to_host
 from pipec.errors import GraphError, PlanError
 from pipec.frontends.trace import Loss, trace
 from pipec.graph.ir import Graph, OutputKind, Source
@@ -230,7 +230,7 @@ def test_a_stage_that_saves_nothing_trains_apart_from_its_forward() -> None:
     graph = trace(module, args, loss=Loss(case.loss, target), source=Source("memory", "test"))
     parts: Any = [SimpleNamespace(calls=graph.calls[:1]), SimpleNamespace(calls=graph.calls[1:])]
     plan = staged_graph(graph, parts)
-    plan = through_host(plan, generate("pipefb", 2, 1))
+    plan = save_to_host(plan, generate("pipefb", 2, 1))
     plan = plan.replace(schedule=scheduled(plan, "pipefb", 1))
     agrees(plan, case, module, graph, 1)
 
@@ -266,7 +266,7 @@ def test_a_stage_takes_a_gradient_that_none_of_its_own_depends_on(schedule: str)
     parts: Any = [SimpleNamespace(calls=graph.calls[:at]), SimpleNamespace(calls=graph.calls[at:])]
     plan = staged_graph(graph, parts)
     if schedule == "pipefb":
-        plan = through_host(plan, generate(schedule, 2, 1))
+        plan = save_to_host(plan, generate(schedule, 2, 1))
     plan = plan.replace(schedule=scheduled(plan, schedule, 1))
     verify(plan)
     agrees(plan, case, module, graph, 1)

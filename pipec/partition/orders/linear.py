@@ -31,9 +31,9 @@ def linear_orders(units: Units, weight: FloatArray, randoms: int = 6) -> Iterato
     yield np.array(base, np.int64)
     # from the end: a branch is finished before the next one begins
     back = replace(units, succ=units.pred, pred=units.succ)
-    head = _longest(base, units.succ, weight)
+    head = _longest_paths(base, units.succ, weight)
     yield _depth_first(back, head)[::-1]
-    tail = _longest(base[::-1], units.pred, weight)
+    tail = _longest_paths(base[::-1], units.pred, weight)
     yield _depth_first(units, tail)
     yield _depth_first(units, [-t for t in tail])
     for seed in range(randoms):
@@ -41,7 +41,7 @@ def linear_orders(units: Units, weight: FloatArray, randoms: int = 6) -> Iterato
         yield _depth_first(units, [generator.random() for _ in base])
 
 
-def _longest(order: list[int], succ: list[list[int]], weight: FloatArray) -> list[float]:
+def _longest_paths(order: list[int], succ: list[list[int]], weight: FloatArray) -> list[float]:
     """Longest path to each unit, its own weight not counted."""
     length = [0.0] * len(order)
     own = weight.tolist()

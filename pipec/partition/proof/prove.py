@@ -37,7 +37,7 @@ def prove(units: Units, machine: Machine, best: Incumbent, deadline: float) -> t
     failed, step, most = inf, lower / 4 + ceiling / 1000, QUICK
     limit = ceiling if known else lower + step
     while lower < min(ceiling, failed * (1 - CLOSE)) and perf_counter() <= deadline:
-        outcome = _below(units, machine, limit, _share(deadline, TRIAL), best, most)
+        outcome = _find_below(units, machine, limit, _share(deadline, TRIAL), best, most)
         if outcome:
             return best.value, "optimal over all ideals in the windows"
         if outcome is None and most < IDEALS_LIMIT:
@@ -62,7 +62,7 @@ def _share(deadline: float, share: float) -> float:
     return now + share * (deadline - now)
 
 
-def _below(
+def _find_below(
     units: Units,
     machine: Machine,
     limit: float,
@@ -97,6 +97,6 @@ def _below(
     if path is None:
         return 0
     if machine.exactly and len(path.steps) < len(machine.devices):
-        return _below(units, machine, limit, deadline, best, most, idle=False)
+        return _find_below(units, machine, limit, deadline, best, most, idle=False)
     best.offer(small, family, path, "ideals")
     return len(path.steps)

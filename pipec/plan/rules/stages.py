@@ -6,7 +6,7 @@ from torch import fx
 
 from pipec.graph.extract import Part
 from pipec.graph.finding import Finding
-from pipec.graph.infer import type_of, words
+from pipec.graph.infer import describe_type, type_of
 from pipec.graph.ir import Graph, InputKind, OutputKind, op_name
 from pipec.plan.model import stage_parts
 from pipec.plan.rules.parts import Parts, PlanRule, mismatch, value_of
@@ -69,7 +69,7 @@ def _call(node: fx.Node) -> str:
 
 
 def _type(node: fx.Node | None) -> str:
-    return words(type_of(value_of(node)))
+    return describe_type(type_of(value_of(node)))
 
 
 def _buffers_have_one_home(parts: Parts) -> Iterator[Finding]:
