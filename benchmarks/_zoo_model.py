@@ -52,7 +52,7 @@ _COARSE = frozenset(
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of one model on one target.
+    """The outcome of one model on one target.
 
     Attributes:
         kind: ``right``, ``refused``, ``wrong``, ``unloadable``, ``short`` or ``crash``.

@@ -44,7 +44,7 @@ DOCS = Path(__file__).resolve().parents[1] / "docs/fpga_simulation.md"
 BEGIN, END = "<!-- make fpga-conformance -->\n", "<!-- end of make fpga-conformance -->"
 """What the paragraph stands between."""
 ROWS = Path(__file__).with_suffix(".json")
-"""What the last run of each model gave."""
+"""The result of the last run of each model."""
 DEVICES = "4xvcu118"
 TOLERANCE = 1e-4
 UNCUT = ("gru_cell", "lstm_cell")
@@ -53,7 +53,7 @@ UNCUT = ("gru_cell", "lstm_cell")
 
 @dataclass(frozen=True)
 class Row:
-    """What one model gave.
+    """The result of one model.
 
     Attributes:
         name: Of the model; ``stages`` of it; ``engines`` in all of them.
@@ -123,7 +123,7 @@ def measure(name: str, devices: str, precision: str, folder: Path, *, sanitizers
 
 
 def check_model(name: str, loaded: Loaded, plan: Plan, out: Path, *, sanitizers: bool) -> Row:
-    """What an emitted model gives."""
+    """The result of an emitted model."""
     backend = FpgaBackend()
     tolerance = None if plan.options.get("precision", "float32") != "float32" else TOLERANCE
     report = verify_artifacts(out, loaded, tolerance=tolerance)

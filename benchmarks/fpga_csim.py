@@ -31,7 +31,7 @@ TOLERANCE = 1e-4
 
 @dataclass(frozen=True)
 class Row:
-    """What one model on one cluster took, in processor seconds, and how far off it was."""
+    """Processor seconds of one model on one cluster, and its error."""
 
     stages: int
     interval_ms: float

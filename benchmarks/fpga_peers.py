@@ -117,7 +117,7 @@ UNLIMITED = 10**6
 
 
 def finn_itself(layers: Sequence[Layer]) -> str:
-    """What FINN+ says to the targets: intervals and units."""
+    """The result of FINN+ for the targets: intervals and units."""
     question = {
         "layers": [[y.vectors, y.columns, y.rows] for y in layers],
         "targets": [[t, int(min(width, UNLIMITED))] for t, width in TARGETS],

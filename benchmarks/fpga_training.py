@@ -58,7 +58,7 @@ NEVER = 1 << 62
 
 @dataclasses.dataclass(frozen=True)
 class Demand:
-    """What the layers of a model take at one interval, unit by unit.
+    """Resources of the layers of a model at one interval, unit by unit.
 
     Attributes:
         dsp: DSPs; ``bits`` on-chip bits.
@@ -136,7 +136,7 @@ class Model:
         return layers, counts
 
     def demand(self, target: int) -> Demand:
-        """What the units take at an interval of ``target`` cycles."""
+        """Resources of the units at an interval of ``target`` cycles."""
         if target not in self._demands:
             layers, counts = self.shapes
             each = [self.cost_at(layer, target) for layer in layers]

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from benchmarks.fpga_csim import cpu
 from pipec.backends.fpga.training.compare import compare_updates
-from pipec.backends.fpga.training.kinks import on_their_side
+from pipec.backends.fpga.training.kinks import copy_sides
 from pipec.backends.fpga.training.run import TrainedRunner, load_training
 from pipec.compiler.comparison import Comparison, compare
 from pipec.compiler.inputs import draw
@@ -119,7 +119,7 @@ def check_stage(truth: Truth, runner: TrainedRunner, source: Graph) -> tuple[lis
 
     outcome, sides = truth.backward, ""
     if not all(c.ok for c in gradients(outcome)):
-        theirs, relus, maxima = on_their_side(stage, truth.saved, saved, TOLERANCE)
+        theirs, relus, maxima = copy_sides(stage, truth.saved, saved, TOLERANCE)
         outcome, sides = backward(truth, theirs), f"{relus} ReLU, {maxima} max"
     found += gradients(outcome)
     summed = outcome[OutputKind.WEIGHT_GRADIENT]

@@ -91,7 +91,7 @@ def _section(module: str, first: int, last: int) -> int:
 
 
 def truth(graph: Graph, values: Mapping[str, Tensor]) -> tuple[Values, Values]:
-    """What torch computes for a stage, and the gradients that autograd does.
+    """Outputs of a stage by torch, and the gradients by autograd.
 
     Args:
         graph: The stage.
@@ -113,7 +113,7 @@ def truth(graph: Graph, values: Mapping[str, Tensor]) -> tuple[Values, Values]:
 
 
 def random_values(graph: Graph) -> Values:
-    """What the stage receives, and the gradients of what it yields."""
+    """Inputs of the stage, and the gradients of its outputs."""
     generator = torch.Generator().manual_seed(0)
     found = {}
     for name, node in (

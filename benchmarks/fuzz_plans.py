@@ -41,7 +41,7 @@ def _mutant(number: int, plans: Mapping[str, Path], folder: Path) -> Mutant:
 
 
 def faults_of(numbers: Sequence[int], plans: Mapping[str, Path], folder: Path) -> list[str]:
-    """What commands do wrong with a dozen mutants of these seeds, in words.
+    """Faults of commands with a dozen mutants of these seeds, in words.
 
     Args:
         numbers: Seeds.

@@ -122,7 +122,7 @@ def leave_graph(module: fx.GraphModule, inputs: Any) -> Any:
 
 
 def base(node: fx.Node) -> fx.Node:
-    """What a view looks at: several views of one value are saved once."""
+    """The value that a view shows: several views of one value are saved once."""
     while isinstance(node.target, OpOverload) and is_view(node.target):
         node = node.all_input_nodes[0]
     return node

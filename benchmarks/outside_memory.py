@@ -119,7 +119,7 @@ class Half(nn.Module):
         self.model = model
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """What the model gives, in float32."""
+        """The output of the model, in float32."""
         with torch.autocast("cpu", torch.bfloat16):
             found: torch.Tensor = self.model(x)
         return found.float()
@@ -165,7 +165,7 @@ def collect(model: str, schedules: list[str], device: str = "cpu") -> dict[str, 
 
 
 class Malloc:
-    """What `malloc_count.c` counts."""
+    """The bytes that `malloc_count.c` counts."""
 
     def __init__(self) -> None:
         self._library = ctypes.CDLL(None)
@@ -223,7 +223,7 @@ def plans(case: Case, schedule: str, device: str) -> tuple[dict[str, Plan], Batc
 
 
 def measure_peaks(model: str, schedules: list[str], device: str) -> dict[str, dict[str, Row]]:
-    """What both ranks find, on rank 0."""
+    """The peaks of both ranks, on rank 0."""
     models = models_on(device)
     found: dict[str, dict[str, Row]] = {}
     for schedule in schedules:
@@ -239,7 +239,7 @@ def measure_peaks(model: str, schedules: list[str], device: str) -> dict[str, di
 
 
 def rank(model: str, schedules: list[str], device: str) -> None:
-    """What a rank does."""
+    """Run one rank."""
     torch.set_num_threads(1)
     keep_freed_memory()
     with process_group(device=device):

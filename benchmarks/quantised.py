@@ -108,7 +108,7 @@ class Only(nn.Module):
         self.model, self.value = model, value
 
     def forward(self, *args: Tensor) -> Tensor:
-        """What the model yields under that name."""
+        """The output of the model under that name."""
         return getattr(self.model(*args), self.value)  # type: ignore[no-any-return]
 
 

@@ -67,7 +67,7 @@ def count_held() -> dict[str, int]:
 
 
 def train(schedule: str, steps: int, every: int, folder: Path) -> list[list[dict[str, int]]]:
-    """What every rank holds after every tenth of the steps."""
+    """Counts of every rank after every tenth of the steps."""
     model, made = plan(schedule)
     rows = []
     with pipec.Pipeline(
@@ -88,7 +88,7 @@ def train(schedule: str, steps: int, every: int, folder: Path) -> list[list[dict
 
 
 def format_row(row: dict[str, int]) -> str:
-    """What is held, as a line."""
+    """The counts, as a line."""
     return (
         f"resident {row['resident'] / 2**20:6.1f} MiB  tensors {row['tensors']:6} B  "
         f"objects {row['objects']:7}  threads {row['threads']:3}  "
@@ -97,7 +97,7 @@ def format_row(row: dict[str, int]) -> str:
 
 
 def find_growth(rows: list[list[dict[str, int]]], steps: int) -> list[str]:
-    """What grew from the second tenth to the last, in words."""
+    """The counts that grew from the second tenth to the last, in words."""
     found = []
     for rank, (early, late) in enumerate(zip(rows[1], rows[-1], strict=True)):
         bounds = {"resident": early["resident"] * RESIDENT, "objects": steps / 100}

@@ -184,7 +184,7 @@ def multiplexer(inputs: float) -> float:
 
 
 def estimate(reports: Reports, name: Name) -> Resources:
-    """What the estimate says of a module, block RAM of FIFOs left out."""
+    """The estimate of a module, block RAM of FIFOs left out."""
     shared, copies = Shared.of(reports, name), reports.copies(name)
     total = shared.beside
     if reports.of("loops", name):
@@ -238,7 +238,7 @@ def loop(reports: Reports, name: Name, shared: Shared) -> Resources:
 
 
 def fifo(line: Line) -> Resources:
-    """What the estimate says of a FIFO; its memory too, if it lies in LUTs."""
+    """The estimate of a FIFO; with its memory, if that lies in LUTs."""
     width, depth = int(line["bits"]), int(line["depth"])
     found = fifo_logic(width, depth)
     if depth > SHIFT_REGISTER and not float(line["BRAM_18K"] or 0):
@@ -247,7 +247,7 @@ def fifo(line: Line) -> Resources:
 
 
 def memory(line: Line, copies: int) -> Resources:
-    """What the estimate says of a memory, where the report says that it lies.
+    """The estimate of a memory, where the report says that it lies.
 
     The first bit of an address says which copy is meant, so that copies begin at powers of two;
     the reports do without in large ones.
@@ -271,7 +271,7 @@ class Row:
     estimated: Mapping[str, float]
 
     def both(self, resource: str) -> tuple[float, float]:
-        """What the estimate says, and what the report does."""
+        """The figures of the estimate, and those of the report."""
         return self.estimated[resource], self.reported[resource]
 
     def error(self, resource: str) -> float:

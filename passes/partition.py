@@ -95,7 +95,7 @@ class PartitionPass(Pass):
             return named.run(plan)
         place = self._placement(plan)
         names = [n.name for n in plan.graph.calls]
-        found = self.fastest(plan)
+        found = self.search(plan)
         if found is not None:
             cluster, partition = found.cluster, _of_step(plan.graph, found.cut, found.compute)
         else:
@@ -123,7 +123,7 @@ class PartitionPass(Pass):
         counts = parse_one(schedule, ScheduleError)[1]["replicas"]
         return replace(self, schedule=schedule, stages=counts.count(",") + 1)
 
-    def fastest(self, plan: Plan, *, counted: bool = False, below: float = inf) -> "Fastest | None":
+    def search(self, plan: Plan, *, counted: bool = False, below: float = inf) -> "Fastest | None":
         """The cut whose step is fastest, by the timeline that its plan will have.
 
         None where stages do not run as `pipec.compiler.outline` knows them, or a layout is given:
@@ -246,7 +246,7 @@ class PartitionPass(Pass):
             try:
                 cut = self._cut(plan, costs, place)
             except PartitionError:
-                roomy = replace(cluster, devices=tuple(map(_roomy, cluster.devices)))
+                roomy = replace(cluster, devices=tuple(map(_without_limit, cluster.devices)))
                 cut = self._cut(plan.replace(cluster=roomy), costs, place)
             known[key] = costs, cut.stage  # the costs are kept, so that no others get their id
         return [known[key][1]]
@@ -286,7 +286,7 @@ class PartitionPass(Pass):
             return cut
         # the stages of one device add up: give each an equal part of it, where that can be done
         try:
-            return solve(memory / _beside(place))
+            return solve(memory / _count_beside(place))
         except PartitionError:
             return cut
 
@@ -340,7 +340,7 @@ def _holds(cluster: Cluster, place: Placement, cut: CutResult) -> bool:
     return bool((held <= limit)[several].all())
 
 
-def _beside(place: Placement) -> IntArray:
+def _count_beside(place: Placement) -> IntArray:
     """Most stages on any device of each stage."""
     count = Counter(d for stage in place.forward for d in stage)
     return np.array([max(count[d] for d in stage) for stage in place.forward])
@@ -383,7 +383,7 @@ def _partition(cut: CutResult, stage_of: dict[str, int]) -> Partition:
 
 
 def _of_step(graph: Graph, cut: Cut, compute: Schedule) -> Partition:
-    """What is known of a cut that was made for a schedule."""
+    """The partition of a cut that was made for a schedule."""
     times = cut.timeline.times
     seconds = np.sum([times.compute[k] for k in (ActionKind.F, ActionKind.B)], axis=0)
     if not compute.training:
@@ -406,5 +406,5 @@ def _of_step(graph: Graph, cut: Cut, compute: Schedule) -> Partition:
     )
 
 
-def _roomy(device: PhysicalDevice) -> PhysicalDevice:
+def _without_limit(device: PhysicalDevice) -> PhysicalDevice:
     return replace(device, memory_bytes=inf)

@@ -22,7 +22,7 @@ _CODE = ("src/", "mover/", "link/")
 
 
 def differences(stage: Path) -> Iterator[str]:
-    """What is not as it was written, the first place of every file of an emitted stage.
+    """Differences from what was written: the first one of every file of an emitted stage.
 
     Raises:
         BackendError: A file cannot be read.

@@ -29,7 +29,7 @@ from pipec.backends.fpga.training.artifacts import KERNELS, emit_training
 from pipec.backends.fpga.training.compare import MICROBATCHES, compare_emitted
 from pipec.backends.fpga.training.run import TrainedRunner, load_training
 from pipec.backends.fpga.training.stage import training_designs, training_timing
-from pipec.backends.fpga.vitis import lay_beside
+from pipec.backends.fpga.vitis import add_reports
 from pipec.cluster.cluster import Cluster
 from pipec.compiler.backend import Backend, Emitted
 from pipec.compiler.chain import StageRunner
@@ -243,7 +243,7 @@ class FpgaBackend(Backend):
         records = [(k, read_record(folder)) for k, folder in _kernels(plan, directory)]
         try:
             rows = engines_of(records, simulated)
-            found = lay_beside(rows, reports or directory)
+            found = add_reports(rows, reports or directory)
         except (LookupError, TypeError, AttributeError, ValueError) as error:
             what = "a stage.json is damaged"
             raise BackendError(what, where=directory, got=repr(error)) from error

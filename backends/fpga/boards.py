@@ -19,7 +19,7 @@ from pipec.backends.fpga.links import (
     WINDOW,
     Frame,
     flight_cycles,
-    in_packets,
+    needs_packets,
     sending_cycles,
 )
 from pipec.backends.fpga.runs import Loop, Run, Runs, clean
@@ -83,17 +83,17 @@ def cycles_of_boards(designs: Sequence[StageDesign], links: Sequence[Link]) -> S
 def _connect(
     here: StageDesign, there: StageDesign, link: Link, k: int
 ) -> Iterator[tuple[Simulated, tuple[tuple[str, str], tuple[str, str]]]]:
-    """What leads each value from stage k to the next, and the ports that its ends join."""
+    """Processes that carry each value from stage k to the next, and the ports that they join."""
     wanted = {p.port.value: p.name for p in ports_of(there).values() if p.is_input}
     sent = [p for p in ports_of(here).values() if not p.is_input and p.port.value in wanted]
     leaving, clock = {p.port.value: p.name for p in sent}, here.clock_mhz * 1e6
     shared = {p.port.value: Frame.of(p.stream) for p in sent}
     cycles, flight = sending_cycles([*shared.values()], link, clock), flight_cycles(link, clock)
-    packets = in_packets([*shared.values()])
+    packets = needs_packets([*shared.values()])
     for value, frame in shared.items():
         name, table = f"link{k}.{value}", pace(frame.tokens, cycles)
         if packets:
-            way = _in_packets(name, table, frame, flight)
+            way = _send_packets(name, table, frame, flight)
         else:
             ends = (f"{name}.out",), (f"{name}.in",)
             way = (
@@ -104,7 +104,7 @@ def _connect(
         yield way, ((here.name, leaving[value]), (there.name, wanted[value]))
 
 
-def _in_packets(name: str, table: Runs, frame: Frame, flight: int) -> Simulated:
+def _send_packets(name: str, table: Runs, frame: Frame, flight: int) -> Simulated:
     """A value's way in packets, each of which needs a credit that the drained ones send back."""
     size = PACKET * frame.per_beat
     full, rest = divmod(frame.tokens, size)

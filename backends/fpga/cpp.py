@@ -45,11 +45,11 @@ def cpp_type(dtype: str) -> str:
     if scaled is not None:
         return f"quantised<{scaled.mantissa}, {scaled.exponent}, {scaled.zero}>"
     if dtype not in TYPES:
-        raise no_such_type(dtype)
+        raise unknown_type(dtype)
     return TYPES[dtype]
 
 
-def no_such_type(dtype: str) -> BackendError:
+def unknown_type(dtype: str) -> BackendError:
     """The error for a precision that does not exist."""
     return BackendError(
         "no C++ type for elements of this kind",

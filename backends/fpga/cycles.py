@@ -127,7 +127,7 @@ def measure_cycles(
     depths: Mapping[str, int],
     initial: Mapping[str, int],
 ) -> StageCycles:
-    """What a simulation says of every process; arguments as of `native.simulate`.
+    """Simulate a network and count the cycles of every process; arguments as of `native.simulate`.
 
     Raises:
         BackendError: It deadlocks.
@@ -234,7 +234,7 @@ class _Trials:
         self.best = depths if good else self.best
         return good
 
-    def least(self, low: int, high: int, depths: Callable[[int], dict[str, int]]) -> None:
+    def bisect(self, low: int, high: int, depths: Callable[[int], dict[str, int]]) -> None:
         """Bisect for the least number that keeps the interval; ``high`` is known to do."""
         bisect_left(range(low, high), x=True, key=lambda n: self.keeps(depths(n)))
 
@@ -272,10 +272,10 @@ def shrink_fifos(design: StageDesign, budget: int = BUDGET) -> StageDesign:
     def with_depth(stream: str, depth: int) -> dict[str, int]:
         return {**trials.best, stream: depth}
 
-    trials.least(0, 100, scale)
+    trials.bisect(0, 100, scale)
     bits = {n: s.token_bits for n, s in design.streams.items()}
     for name in sorted(full, key=lambda n: -trials.best[n] * bits[n]):
         if trials.best[name] > FREE_DEPTH:
-            trials.least(FREE_DEPTH, trials.best[name], partial(with_depth, name))
+            trials.bisect(FREE_DEPTH, trials.best[name], partial(with_depth, name))
     streams = {n: dataclasses.replace(s, depth=trials.best[n]) for n, s in design.streams.items()}
     return simulate_design(dataclasses.replace(design, streams=streams))

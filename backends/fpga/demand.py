@@ -28,12 +28,12 @@ from pipec.backends.fpga.folding import Built, build_for, design_at
 from pipec.backends.fpga.memory import (
     KINDS,
     Item,
+    check_limit,
     fifo_item,
     fifos_logic,
     items_of,
     logic,
     place,
-    too_much,
 )
 from pipec.backends.fpga.numbers import bits_of
 
@@ -55,7 +55,7 @@ STORES = slice(1, 4)
 
 @dataclass(frozen=True)
 class Room:
-    """What a board offers a stage.
+    """The limits of a board for a stage.
 
     Attributes:
         most: Without memory controllers, [resources]; ``ff`` flip-flops.
@@ -111,7 +111,7 @@ class Option:
     ported: bool = False
 
     def sum_fixed(self, period: int) -> tuple[float, ...]:
-        """What it takes besides memories, [resources], slots in rounds of so many cycles."""
+        """Resources besides memories, [resources]; slots are those in rounds of so many cycles."""
         slots = sum(slots_for(rate, period) for rate in self.rates)
         return (self.dsp, self.lut, self.bram, 0.0, slots)
 
@@ -133,7 +133,7 @@ def fit(options: Sequence[Option], room: Room) -> list[Memory] | Shortage:
     used = np.sum([o.sum_fixed(room.period) for o in options], axis=0) + ported * room.shell
     flip_flops = sum(o.ff for o in options) + ported * room.shell_ff
     sums = zip(NAMES, (*used, flip_flops), (*room.most, room.ff), strict=True)
-    exceeded = [text for each in sums for text in too_much(*each)]
+    exceeded = [text for each in sums for text in check_limit(*each)]
     if exceeded:
         return Shortage(tuple(exceeded))
     beside, limit = used[STORES], room.most[STORES].copy()
@@ -144,7 +144,7 @@ def fit(options: Sequence[Option], room: Room) -> list[Memory] | Shortage:
     for item, kind in zip(items, kinds, strict=True):
         beside[KINDS.index(kind)] += item.costs[KINDS.index(kind)]
     sums = zip(NAMES[STORES], beside, limit, strict=True)
-    exceeded = [text for each in sums for text in too_much(*each)]
+    exceeded = [text for each in sums for text in check_limit(*each)]
     return Shortage(tuple(exceeded), of_memory=True) if exceeded else kinds
 
 
@@ -188,7 +188,7 @@ class Demand:
     def choose(
         self, room: Room, attempt: Callable[[Choice], T | Shortage], lacks: Shortage
     ) -> T | Shortage:
-        """What comes of the first choice of layers to stream that fits.
+        """The result for the first choice of layers to stream that fits.
 
         Not everything is known when layers are chosen: what waits in FIFOs depends on all choices,
         and memories are whole. At a lower price of time slots a choice takes less memory; the
@@ -213,7 +213,7 @@ class Demand:
         low, high = -1, len(_PRICES)
         while high - low > 1:
             middle = (low + high) // 2
-            choice = demand.cheapest(room, _PRICES[middle])
+            choice = demand.find_cheapest(room, _PRICES[middle])
             if choice is None:
                 return found
             tried = attempt(choice)
@@ -223,11 +223,11 @@ class Demand:
                 low = middle
             else:
                 high = middle
-        if isinstance(found, Shortage) and (choice := demand.cheapest(room, 0.0, whole=True)):
+        if isinstance(found, Shortage) and (choice := demand.find_cheapest(room, 0.0, whole=True)):
             return attempt(choice)
         return found
 
-    def cheapest(self, room: Room, price: float, *, whole: bool = False) -> Choice | None:
+    def find_cheapest(self, room: Room, price: float, *, whole: bool = False) -> Choice | None:
         """The option of each group that costs least in all; None if the board is too small.
 
         A linear program over the shares of options and of memories in their kinds; a group takes
@@ -245,7 +245,7 @@ class Demand:
             use[STORES.start + kind, at + kind] = costs[:, kind]
         use[-1, at] = costs[:, 0]
         use /= np.maximum(limit, 1e-6)[:, None]
-        sums, once = self._once([k for k, _ in items])
+        sums, once = self._constraints([k for k, _ in items])
         memory = 0.3 if whole else 1.0
         prices = np.array([0.0, 1.0, memory, memory, price])
         # the stubs know no sparse matrices here
@@ -263,9 +263,9 @@ class Demand:
         if found.x is None:
             return None
         ends = np.cumsum([len(g.options) for g in self.groups])[:-1]
-        return self._whole(np.split(found.x[:count], ends), room.most[0])
+        return self._round(np.split(found.x[:count], ends), room.most[0])
 
-    def _whole(self, shares: Sequence[Numbers], dsp: float) -> Choice:
+    def _round(self, shares: Sequence[Numbers], dsp: float) -> Choice:
         """One option of each group, of those that are split one of fewer DSPs if they run out."""
         chosen = [g.options[int(x.argmax())] for g, x in zip(self.groups, shares, strict=True)]
         split = [
@@ -279,7 +279,7 @@ class Demand:
                 chosen[k] = option
         return tuple(chosen)
 
-    def _once(self, owner: Sequence[int]) -> tuple[csr_array, Numbers]:
+    def _constraints(self, owner: Sequence[int]) -> tuple[csr_array, Numbers]:
         """One option per group, one kind per memory of an option that is taken: matrix and sums."""
         sizes = [len(g.options) for g in self.groups]
         groups, options, items = len(sizes), sum(sizes), len(owner)

@@ -196,7 +196,7 @@ def schedule(
     for port in design.inputs:
         if port.stream and port.value not in (waiting or ()):
             tokens = design.streams[port.stream].tokens
-            evenly = _evenly(tokens, interval or tokens)
+            evenly = _arrive_evenly(tokens, interval or tokens)
             known.written[port.stream] = (arrivals or {}).get(port.value, evenly)
     end, from_memory = 0.0, dict[str, Engine]()
     for engine in design.engines:
@@ -213,7 +213,7 @@ def schedule(
     if interval is None:
         return found
     late = {e.name for e in design.engines if _may_be_late(e, design, waiting is not None)}
-    return _late(design, found, late, interval)
+    return _delay(design, found, late, interval)
 
 
 class _Known:
@@ -287,7 +287,7 @@ def _pace(busy: Numbers, chunks: Chunks, cycles: float) -> Numbers:
     return slower
 
 
-def _late(design: StageDesign, asap: Schedule, late: Collection[str], interval: float) -> Schedule:
+def _delay(design: StageDesign, asap: Schedule, late: Collection[str], interval: float) -> Schedule:
     """The schedule with the tokens of some engines made as late as their readers allow."""
     users = {s: e for e in design.engines for s in e.inputs}
     written, read, fired = dict(asap.written), dict(asap.read), dict(asap.fired)
@@ -374,7 +374,7 @@ def _time(
     return np.asarray(late + ends[k] - (steps[k] - inside) / size * (ends - starts)[k])
 
 
-def _evenly(tokens: int, cycles: float) -> Transfers:
+def _arrive_evenly(tokens: int, cycles: float) -> Transfers:
     """Tokens that arrive at one rate throughout so many cycles."""
     counts = _ends(tokens, CHUNKS).astype(np.float64)
     times = counts * (cycles / counts[-1])

@@ -70,7 +70,7 @@ def _compare(stage: int, value: str, pairs: Sequence[tuple[Tensor, Tensor]]) -> 
 
 
 def describe(item: Accuracy, bound: Allowed) -> str:
-    """What was lost and what the formats explain, in one line for people.
+    """The measured error and the one that the formats explain, in one line for people.
 
     Example:
         >>> describe(Accuracy(0, "y", 4, 0.0125, 0.002, 1.0), Allowed(0.031, "likely"))
@@ -104,8 +104,8 @@ def emit_inference(plan: Plan, directory: Path) -> None:
         # A model of 16-bit floats rounds, where boards compute in float32.
         tolerance = max(tolerance_of(known), rounding_tolerance(plan.graph, SAME_KERNELS))
         crossing = [transfer.value for transfer in (*ends[k].receives, *ends[k].sends)]
-        site = Site.on(device_of(plan, k).fpga, crossing=crossing, hosted=True)
-        accepted = of_golden(design, frame, tolerance)
+        site = Site.of(device_of(plan, k).fpga, crossing=crossing, hosted=True)
+        accepted = allow_golden(design, frame, tolerance)
         steps = _steps(design, graphs[k])
         largest = {value: max(float(frame.outputs[value].abs().max()), 1e-30) for value in steps}
         own = {value: 1.01 * step / largest[value] for value, step in steps.items()}
@@ -134,8 +134,8 @@ def _steps(design: StageDesign, graph: Graph) -> dict[str, float]:
     }
 
 
-def of_golden(design: StageDesign, golden: Golden, tolerance: float) -> float:
-    """What a stage may be off golden outputs, which are rounded to their streams' types too.
+def allow_golden(design: StageDesign, golden: Golden, tolerance: float) -> float:
+    """The error allowed against golden outputs, which are rounded to their streams' types too.
 
     A result within ``tolerance`` of the model's, relative to the largest magnitude in float32, is
     that much farther from the model's as stored.
@@ -177,7 +177,7 @@ def measure(
 
 
 def accuracy_of(folders: Sequence[Path]) -> list[Accuracy]:
-    """What was measured when the stages were written; nothing in float32, or without a compiler.
+    """The accuracy measured when stages were written; none in float32, or without a compiler.
 
     Raises:
         BackendError: A ``stage.json`` cannot be read.

@@ -66,7 +66,7 @@ class Frame:
         return fits and self.nbytes % AURORA_BYTES == 0
 
 
-def in_packets(frames: Sequence[Frame]) -> bool:
+def needs_packets(frames: Sequence[Frame]) -> bool:
     """Whether values that share a link that drops nothing need packets.
 
     A width converter would fill a last beat up that is not whole.
@@ -82,7 +82,7 @@ def flight_cycles(link: Link, clock_hz: float) -> int:
 def sending_cycles(frames: Sequence[Frame], link: Link, clock_hz: float) -> int:
     """Cycles in which a frame of these values is sent, if no value has to wait for credits."""
     rate = link.bytes_per_second / clock_hz
-    if not in_packets(frames):
+    if not needs_packets(frames):
         return math.ceil(sum(frame.nbytes for frame in frames) / rate)
     beats, packets = sum(f.beats for f in frames), sum(f.packets for f in frames)
     in_kernel = beats + packets * (1 + HAND_OVER)
@@ -101,7 +101,7 @@ def link_cycles(frames: Sequence[Frame], link: Link, clock_hz: float) -> int:
         [6741, 6741, 8190]
     """
     sent = sending_cycles(frames, link, clock_hz)
-    if not in_packets(frames):
+    if not needs_packets(frames):
         return sent
     flights = 2 * flight_cycles(link, clock_hz)
     waited = (f.packets * (flights + PACKET * f.per_beat + 1) / WINDOW for f in frames)

@@ -68,7 +68,7 @@ def uram(width: int, depth: int) -> int:
     return ceil_div(width, 72) * ceil_div(depth, 4096)
 
 
-def too_much(name: str, used: float, limit: float) -> list[str]:
+def check_limit(name: str, used: float, limit: float) -> list[str]:
     """One exceeded limit in words; nothing if it is kept.
 
     Example:
@@ -177,7 +177,7 @@ class Item:
         )
 
     def cost_in(self, kind: Memory) -> Resources:
-        """What it takes where it lies."""
+        """Its resources in a kind of memory."""
         return Resources(**{_TAKES[kind]: self.costs[KINDS.index(kind)]})
 
 

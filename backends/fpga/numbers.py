@@ -57,7 +57,7 @@ class Int8:
 
     @property
     def scale(self) -> float:
-        """What one step stands for."""
+        """The size of one step."""
         return math.ldexp(self.mantissa, self.exponent)
 
     @property
@@ -70,15 +70,15 @@ class Int8:
         """The least and the largest number."""
         return (LOWEST - self.zero) * self.scale, (HIGHEST - self.zero) * self.scale
 
-    def raw(self, values: NDArray[Any]) -> NDArray[np.int8]:
+    def quantise(self, values: NDArray[Any]) -> NDArray[np.int8]:
         """Numbers rounded to the format, half to even, saturated; computed in float32."""
         with np.errstate(over="ignore"):
             steps = np.rint(np.asarray(values, dtype=np.float32) / np.float32(self.scale))
         raw = np.clip(steps + np.float32(self.zero), LOWEST, HIGHEST)
         return np.asarray(raw, dtype=np.int8)
 
-    def real(self, raw: NDArray[Any]) -> NDArray[np.float32]:
-        """What raw numbers stand for."""
+    def dequantise(self, raw: NDArray[Any]) -> NDArray[np.float32]:
+        """The real numbers of raw ones."""
         steps = (np.asarray(raw).astype(np.int32) - self.zero).astype(np.float32)
         return np.asarray(steps * np.float32(self.scale), dtype=np.float32)
 
@@ -99,13 +99,13 @@ def kind_of(dtype: str) -> str:
     return "int8" if dtype.startswith("int8<") else dtype
 
 
-def covering(low: float, high: float, *, symmetric: bool = False) -> Int8:
+def fit_int8(low: float, high: float, *, symmetric: bool = False) -> Int8:
     """The format of the finest scale that holds 0 and all numbers from ``low`` to ``high``.
 
     In a symmetric one 0 is the raw number 0.
 
     Example:
-        >>> covering(0.0, 255.0), covering(-1.0, 0.5, symmetric=True).zero
+        >>> fit_int8(0.0, 255.0), fit_int8(-1.0, 0.5, symmetric=True).zero
         (Int8(mantissa=8388608, exponent=-23, zero=-128), 0)
     """
     low, high = min(low, 0.0), max(high, 0.0)
@@ -192,7 +192,7 @@ def encode(values: NDArray[Any], dtype: str) -> NDArray[np.generic]:
     """
     fixed, scaled8 = parse_fixed(dtype), int8_format(dtype)
     if scaled8 is not None:
-        return scaled8.raw(values)
+        return scaled8.quantise(values)
     if fixed is None:
         found = np.asarray(values).astype(file_type(dtype), copy=False)
         if dtype == "int32" and not np.array_equal(found, values):
@@ -210,7 +210,7 @@ def decode(stored: NDArray[Any], dtype: str) -> NDArray[np.generic]:
     """The inverse of `encode`: floating point comes back as float32."""
     fixed, scaled8 = parse_fixed(dtype), int8_format(dtype)
     if scaled8 is not None:
-        return scaled8.real(stored)
+        return scaled8.dequantise(stored)
     if fixed is not None:
         return np.asarray(stored.astype(np.float32) * np.float32(2.0 ** (fixed[1] - fixed[0])))
     return stored if dtype.startswith("int") else stored.astype(np.float32)

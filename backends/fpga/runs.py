@@ -45,7 +45,7 @@ class Loop:
 
 
 Runs = tuple[Run | Loop, ...]
-"""What one frame is made of, in order."""
+"""The runs and loops of one frame, in order."""
 
 
 def cycles(table: Runs) -> int:

@@ -87,12 +87,12 @@ class Board:
 
     @property
     def links(self) -> Resources:
-        """What its links take."""
+        """Resources of its links."""
         return LINK_SHELL if self.linked else Resources()
 
     @property
     def controllers(self) -> Resources:
-        """What memory controllers take where memory is read or written."""
+        """Resources of memory controllers, where memory is read or written."""
         return Resources() if self.fabric.hard_memory else DDR_SHELL
 
     @property
@@ -102,7 +102,7 @@ class Board:
 
 
 def room_of(most: Resources, board: Board) -> Room:
-    """What a board offers, of which so much may be used."""
+    """The limits of a board, of which so much may be used, as numbers."""
     slots, lut = time_slots(board.fabric), board.fabric.lut * LUT_MEMORY_LIMIT
     limit = np.array([most.dsp, most.lut, most.bram36, most.uram, slots])
     shell = np.array([0.0, board.controllers.lut, board.controllers.bram36, 0.0, 0.0])
@@ -172,8 +172,8 @@ class Search:
 
     def _size(self, design: StageDesign) -> StageDesign | Shortage:
         """The same, FIFOs sized, some of them in DDR if they may lie there."""
-        design = deepen_fifos(on(design, self.board, self.name), self.waiting)
-        fifos = _deeper(deep_fifos(design), self.reserved)
+        design = deepen_fifos(bind_to(design, self.board, self.name), self.waiting)
+        fifos = _keep_deeper(deep_fifos(design), self.reserved)
         lay_out = self.lay_out or (lambda made, fifos: fit_design(made, self.board, fifos))
         found = lay_out(design, fifos)
         if isinstance(found, Shortage) and found.of_memory and self.movable is not None:
@@ -220,7 +220,7 @@ class Search:
         )
 
 
-def on(design: StageDesign, board: Board, name: str) -> StageDesign:
+def bind_to(design: StageDesign, board: Board, name: str) -> StageDesign:
     """The design with the name of its stage and the facts of its board."""
     return dataclasses.replace(
         design,
@@ -284,7 +284,7 @@ def _move_fifos(
     return dataclasses.replace(design, streams=streams), tuple(stay.values())
 
 
-def _deeper(fifos: Sequence[Item], others: Sequence[Item]) -> tuple[Item, ...]:
+def _keep_deeper(fifos: Sequence[Item], others: Sequence[Item]) -> tuple[Item, ...]:
     """Both, of two memories of one FIFO the deeper one."""
     found = dict[str, Item]()
     for item in (*fifos, *others):

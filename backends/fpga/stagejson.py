@@ -29,7 +29,7 @@ DAMAGE = (
     ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError,
     ValueError,
 )  # fmt: skip
-"""What formulas raise on figures that no design has."""
+"""Errors that formulas raise on figures that no design has."""
 
 _LAYOUT: dict[type, str] = {
     StageDesign: """
@@ -117,7 +117,7 @@ _MADE: dict[tuple[type, str], Callable[[Any], object]] = {
     (Engine, "dsp"): lambda engine: round(engine.resources.dsp, 1),
     (DdrPort, "bytes_per_second"): lambda port: round(port.bytes_per_second),
 }
-"""What is no attribute, or is written otherwise."""
+"""Entries that are no attribute, or are written otherwise."""
 
 
 def write_record(record: Json, stage: Path) -> None:

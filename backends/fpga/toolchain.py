@@ -60,7 +60,7 @@ def workspace() -> Path:
 def compile_cached(
     name: str, arguments: Sequence[str | Path], what: str, where: Path | None = None
 ) -> Path:
-    """What the compiler makes of arguments, once per process: a file in `workspace`.
+    """Run the compiler with arguments, once per process; the file in `workspace`.
 
     It runs in the folder where the sources are, if that is given. Threads may meet here, and none
     writes what another one runs.

@@ -76,7 +76,7 @@ def read_cosimulation(path: Path) -> int | None:
     return _count(cells[2]) if len(cells) > 2 else None
 
 
-def lay_beside(stages: Iterable[dict[str, Any]], directory: Path) -> int:
+def add_reports(stages: Iterable[dict[str, Any]], directory: Path) -> int:
     """Give every engine of a report's rows what the tool made of it; how many stages have reports.
 
     Rows are those of `pipec.backends.fpga.cycles.engines_of`, changed in place under ``vitis``;

@@ -118,7 +118,7 @@ def ports_of(design: StageDesign) -> dict[str, Wire]:
 
 
 def wires_of(design: StageDesign) -> tuple[Wire, ...]:
-    """What a stage reads and writes: ports, inputs first, then what moves through memory."""
+    """The wires of a stage: its ports, inputs first, then values that move through memory."""
     found = [*ports_of(design).values()]
     for p in pointers(design):
         if p.port is None or p.port.carries is None or not p.crosses:

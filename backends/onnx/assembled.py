@@ -106,7 +106,7 @@ class Assembly:
 
 
 def _names(graph: Graph, called: dict[str, str]) -> tuple[Names, dict[str, str]]:
-    """What a stage's tensors are called, and which outputs are copies of inputs of their name."""
+    """The names of a stage's tensors, and which outputs are copies of inputs of their name."""
     received = {i.name for i in graph.inputs_of(InputKind.VALUE)}
     inputs = {
         i.name: called[i.name] if i.kind is InputKind.VALUE else i.name

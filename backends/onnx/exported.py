@@ -78,7 +78,7 @@ class StageExporter:
 
 
 def _outputs(graph: Graph) -> tuple[list[GraphOutput], list[GraphOutput]]:
-    """What the stage itself yields, and one entry per node of that."""
+    """The outputs that the stage itself computes, and one of them per node."""
     received = {i.node for i in graph.inputs_of(InputKind.VALUE)}
     own = [o for o in graph.outputs if o.kind is not OutputKind.VALUE or o.node not in received]
     first = {o.node: o for o in reversed(own)}

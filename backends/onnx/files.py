@@ -29,7 +29,7 @@ _ALIGNMENT = 4096
 
 @dataclass(frozen=True)
 class Names:
-    """What the tensors of a stage are called in its file.
+    """The names of the tensors of a stage in its file.
 
     Attributes:
         inputs: User input or value to the model's input.

@@ -59,5 +59,5 @@ class AnySize:
         return self._known[key]
 
     def outputs(self, found: dict[str, torch.Tensor]) -> dict[str, torch.Tensor] | None:
-        """What all ranks found, on the first one."""
+        """The outputs of all ranks, on the first one."""
         return self._pipeline.outputs(found)

@@ -134,7 +134,7 @@ def _compare_flush(graph: CostGraph) -> Row:
 
 
 def _bytes(name: str, graph: CostGraph) -> Row:
-    """What all workers send per minibatch, against data parallelism."""
+    """Bytes that all workers send per minibatch, against data parallelism."""
     plan = plan_replicated(graph, [Level(16, SLOW)])
     claim = "-85 % at least" if name == "vgg16" else "none given"
     return Row(

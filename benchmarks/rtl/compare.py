@@ -73,7 +73,7 @@ class Comparison:
 
     @property
     def misses(self) -> tuple[str, ...]:
-        """What exceeds the tolerances, in words."""
+        """Differences above the tolerances, in words."""
         found = []
         if not self.same_verdict:
             found.append("deadlock verdict")
@@ -100,7 +100,7 @@ def _phases(subject: Json | Tile) -> int:
 
 
 def predict(bench: Bench) -> Trace | None:
-    """What the cycle simulator says; None for a deadlock."""
+    """The result of the cycle simulator; None for a deadlock."""
     if isinstance(bench.subject, Tile):
         return bench.subject.simulate(bench.frames)
     processes, depths, initial = network(dict(bench.subject))

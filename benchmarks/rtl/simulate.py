@@ -52,7 +52,7 @@ class Bench:
 
 @dataclass(frozen=True)
 class Observed:
-    """What a bench saw.
+    """The observations of a bench.
 
     Attributes:
         visible: By stream the cycles at which its tokens became visible to its reader.

@@ -27,7 +27,7 @@ class Row:
 
     @property
     def misses(self) -> tuple[str, ...]:
-        """What exceeds the tolerances, in words."""
+        """Differences above the tolerances, in words."""
         return (*self.cycles.misses, *(["values"] if self.wrong else []))
 
     @property

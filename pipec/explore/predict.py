@@ -165,7 +165,7 @@ class Predictor:
         base = self.maker.cost_model(c.microbatch).replace(cluster=c.on(self.maker.cluster))
         base = run_passes(passes[:at], base) if at else base  # which is verified, once
         # refuses what does not fit in any way
-        found = cut.fastest(base, counted=True, below=below)
+        found = cut.search(base, counted=True, below=below)
         if found is None or c.eased:
             return self.simulate(c)
         return replace(_figures(c, found.cut.timeline), loose_seconds=found.cut.loose)

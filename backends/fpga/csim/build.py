@@ -50,7 +50,7 @@ def build(stage: Path, extra: Sequence[str] = ()) -> Path:
 def _compile(
     stage: Path, read: Sequence[str], rest: Sequence[str], extra: Sequence[str], ending: str = ""
 ) -> Path:
-    """What the compiler makes of texts, unless this process has it."""
+    """Compile texts, once per process; the file that the compiler writes."""
     command = [*STANDARD, *FLAGS, *extra, *INCLUDES, *rest]
     digest = hashlib.sha256(" ".join([compiler(), *command]).encode())
     for path in sorted(path for pattern in read for path in stage.glob(pattern)):

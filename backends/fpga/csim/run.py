@@ -117,11 +117,11 @@ def csim_error(stage: Path, code: int, output: str, when: str = "") -> BackendEr
     return BackendError(
         f"the C simulation of a stage failed{when}",
         where=stage,
-        got=f"exit code {code}: {complaints(output)}",
+        got=f"exit code {code}: {filter_output(output)}",
     )
 
 
-def complaints(output: str) -> str:
+def filter_output(output: str) -> str:
     r"""The messages of a test bench, without those of outputs that are right.
 
     Example:
@@ -156,7 +156,7 @@ DEADLOCK = 6
 """Exit code of a bounded or timed build that deadlocks."""
 
 
-def handshakes(stage: Path, frames: int, *, keep: bool = False) -> dict[str, list[str]]:
+def run_timed(stage: Path, frames: int, *, keep: bool = False) -> dict[str, list[str]]:
     """Run the timed build of a stage on its golden frame, over and over.
 
     Each stream by its C++ name: its tokens, its digest, and all cycles if they are to be kept.
@@ -187,11 +187,11 @@ def check_timing(stage: Path, frames: int = 2) -> TimedCheck:
     design = read_design(stage)
     processes, depths, initial = network_of(design)
     trace = simulate(processes, depths, frames, initial=initial, rigid=True, call=True)
-    return compare_timing(design.name, trace, handshakes(stage, frames), frames)
+    return compare_timing(design.name, trace, run_timed(stage, frames), frames)
 
 
 def compare_timing(name: str, trace: Trace, found: dict[str, list[str]], frames: int) -> TimedCheck:
-    """A simulation of a stage beside what `handshakes` found for as many frames."""
+    """A simulation of a stage beside what `run_timed` found for as many frames."""
     differing = tuple(
         stream
         for stream, flow in trace.flows.items()

@@ -66,7 +66,7 @@ class Chain:
         """The target of a step."""
         return float(self.bound * RATIO**step)
 
-    def best(self, orders: Iterable[tuple[Order, Numbers]]) -> tuple[int, Cut] | None:
+    def find_best(self, orders: Iterable[tuple[Order, Numbers]]) -> tuple[int, Cut] | None:
         """The least step that some linear order of the units can be cut for, and the cut.
 
         Each order comes with the seconds that what crosses behind a position takes of a link,
@@ -76,24 +76,24 @@ class Chain:
         for order, crossing in orders:
             if least == 0:
                 break
-            if found is not None and self.at(least - 1, order, crossing) is None:
+            if found is not None and self.cut_at(least - 1, order, crossing) is None:
                 continue
-            least, found = self._least(order, crossing, least) or (least, found)
+            least, found = self._find_least(order, crossing, least) or (least, found)
         return None if found is None else (least, found)
 
-    def _least(self, order: Order, crossing: Numbers, most: int) -> tuple[int, Cut] | None:
+    def _find_least(self, order: Order, crossing: Numbers, most: int) -> tuple[int, Cut] | None:
         """The least step below ``most`` that an order can be cut for: growing steps first."""
         found, low, high, size = None, -1, -1, 8
         while found is None and high < most - 1:
             low, high, size = high, min(high + size, most - 1), 2 * size
-            found = self.at(high, order, crossing)
+            found = self.cut_at(high, order, crossing)
         while found is not None and high - low > 1:
             middle = (low + high) // 2
-            better = self.at(middle, order, crossing)
+            better = self.cut_at(middle, order, crossing)
             low, high, found = (middle, high, found) if better is None else (low, middle, better)
         return None if found is None else (high, found)
 
-    def at(self, step: int, order: Order, crossing: Numbers) -> Cut | None:
+    def cut_at(self, step: int, order: Order, crossing: Numbers) -> Cut | None:
         """A cut that keeps the target of a step; None if there is none.
 
         A dynamic program over how many boards of each kind are used, if that fits their order.

@@ -91,13 +91,13 @@ def joint_cut(
 
     def crossing(order: Order) -> Numbers:
         """Seconds of every link for what crosses behind every position."""
-        behind = alive(problem, units, order)
+        behind = live_values(problem, units, order)
         sent = [[frames[v] for v in values] for values in behind]
         return np.array([[link_cycles(f, j, clock) / clock for f in sent] for j in joints])
 
     some = itertools.islice(linear_orders(units, units.work.max(axis=0)), ORDERS)
     orders = {order.tobytes(): order for order in some}.values()
-    found = chain.best((order, crossing(order)) for order in orders)
+    found = chain.find_best((order, crossing(order)) for order in orders)
     return None if found is None else _result(problem, units, chain, *found, began)
 
 
@@ -135,7 +135,7 @@ def _walk_rounded(node: fx.Node) -> Iterator[fx.Node]:
             return
 
 
-def alive(problem: CostGraph, units: Units, order: Order) -> list[list[int]]:
+def live_values(problem: CostGraph, units: Units, order: Order) -> list[list[int]]:
     """Values alive behind each position of an order: what a cut there sends over one link."""
     position = np.empty(units.size, dtype=np.int64)
     position[order] = np.arange(units.size)

@@ -47,7 +47,7 @@ class Beside(ABC):
 
     @property
     def header(self) -> str:
-        """What it includes; ``flags`` says where that is."""
+        """The header that it includes; ``flags`` has the folder."""
         return f"{self.folder}/{self.folder}.h"
 
     @property
@@ -57,7 +57,7 @@ class Beside(ABC):
 
     @property
     def config(self) -> str:
-        """What builds it."""
+        """The configuration file that builds it."""
         return f"hls_{self.label}.cfg"
 
     @property

@@ -15,7 +15,7 @@ from pipec.backends.fpga.design import StageDesign, Stream
 from pipec.backends.fpga.emit.beside import GMEM, Mover, Shared, movers, share
 from pipec.backends.fpga.emit.headers import fill_template
 from pipec.backends.fpga.emit.source import top_name
-from pipec.backends.fpga.links import AURORA_BYTES, FLIT_BYTES, Frame, in_packets
+from pipec.backends.fpga.links import AURORA_BYTES, FLIT_BYTES, Frame, needs_packets
 from pipec.backends.fpga.tables import pointers
 from pipec.backends.fpga.wire import ports_of
 from pipec.cluster.device import FpgaResources
@@ -56,7 +56,7 @@ class Site:
     alone: bool = True
 
     @classmethod
-    def on(cls, fabric: FpgaResources | None, **facts: Any) -> "Site":
+    def of(cls, fabric: FpgaResources | None, **facts: Any) -> "Site":
         """On a board, with further facts; without one, memory is one DDR port, and no platform."""
         if fabric is None:
             return cls(**facts)
@@ -69,8 +69,8 @@ class Site:
 
 
 @dataclass(frozen=True)
-class Around:
-    """What a stage's kernel is connected to.
+class Connections:
+    """The connections of a stage's kernel.
 
     Attributes:
         banks: Bundle of a memory port to the board's memory port (``DDR[0]``).
@@ -105,7 +105,7 @@ class Side:
     @property
     def mux(self) -> Shared | None:
         """The same kernel where a link that drops nothing needs it (`links.in_packets`)."""
-        return self.packets if in_packets([*map(Frame.of, self.beats)]) else None
+        return self.packets if needs_packets([*map(Frame.of, self.beats)]) else None
 
     @property
     def width(self) -> int:
@@ -113,14 +113,14 @@ class Side:
         return FLIT_BYTES if self.mux is not None else self.beats[0].token_bits // 8
 
 
-def around(design: StageDesign, site: Site) -> Around:
+def connect(design: StageDesign, site: Site) -> Connections:
     """The connections of a stage; with a host program a mover for each stream that it plays."""
     first = site.banks[0]
     found = {p.bundle: (p.port.bank if p.port else "") or first for p in pointers(design)}
     ports = ports_of(design)
     links = [name for name, p in ports.items() if p.port.value in set(site.crossing)]
     host = tuple(n for n in ports if n not in links)
-    return Around(
+    return Connections(
         found,
         tuple(n for n in links if n.startswith("in_")),
         tuple(n for n in links if n.startswith("out_")),
@@ -129,7 +129,7 @@ def around(design: StageDesign, site: Site) -> Around:
     )
 
 
-def sides(design: StageDesign, found: Around) -> list[Side]:
+def sides(design: StageDesign, found: Connections) -> list[Side]:
     """The sides of a stage that values cross: the board before, then the one behind."""
     each = ((0, "rx", found.receives), (1, "tx", found.sends))
     kernels = [(cage, share(design, ports, way)) for cage, way, ports in each if ports]
@@ -139,7 +139,7 @@ def sides(design: StageDesign, found: Around) -> list[Side]:
     ]
 
 
-def link_cfg(design: StageDesign, found: Around, *, udp: bool = False) -> str:
+def link_cfg(design: StageDesign, found: Connections, *, udp: bool = False) -> str:
     """``link.cfg`` for ``v++ --link``: kernels, memories, streams, transceivers.
 
     The board before is behind the first QSFP cage, the one behind it behind the second; each cage
@@ -174,7 +174,7 @@ def link_cfg(design: StageDesign, found: Around, *, udp: bool = False) -> str:
 
 
 def connectivity(
-    stages: Sequence[tuple[StageDesign, Around]],
+    stages: Sequence[tuple[StageDesign, Connections]],
     kernels: Mapping[str, str],
     *,
     links: Sequence[tuple[Side, Sequence[tuple[str, str]]]] = (),
@@ -228,7 +228,7 @@ SMARTCONNECT_INPUTS = 16
 """Memory ports that one AXI SmartConnect takes (PG247)."""
 
 
-def block_design(design: StageDesign, found: Around) -> str:
+def block_design(design: StageDesign, found: Connections) -> str:
     """``block_design.tcl`` for boards without a Vitis platform: kernel, memories, links, clock.
 
     For ``vivado -mode batch -source block_design.tcl`` after ``run_hls.tcl`` has exported the IP.
@@ -240,7 +240,7 @@ def block_design(design: StageDesign, found: Around) -> str:
 
 def board_design(
     name: str,
-    cells: Mapping[str, tuple[StageDesign, Around]],
+    cells: Mapping[str, tuple[StageDesign, Connections]],
     folders: Sequence[str],
     *,
     sides: Sequence[Any] = (),

@@ -20,7 +20,7 @@ from pipec.backends.fpga.csim.build import (
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.emit.beside import Beside, files_beside
 from pipec.backends.fpga.emit.headers import fill_template, own_header
-from pipec.backends.fpga.emit.link import Site, around, block_design, link_cfg, memory_port, sides
+from pipec.backends.fpga.emit.link import Site, block_design, connect, link_cfg, memory_port, sides
 from pipec.backends.fpga.emit.source import arguments, top_name
 from pipec.backends.fpga.tables import off_chip, on_chip, pointers
 
@@ -41,7 +41,7 @@ not make one of a pipeline on m_axi, and says so (UG1448)."""
 
 def scripts(design: StageDesign, site: Site, known: Mapping[str, Any]) -> dict[str, str]:
     """File name to text of everything around the sources; of `facts` and what its bench accepts."""
-    found = around(design, site)
+    found = connect(design, site)
     used = sides(design, found)
     muxes = [side.packets for side in used if site.platform or side.mux is not None]
     beside = [*found.movers, *muxes]

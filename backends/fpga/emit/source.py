@@ -44,7 +44,7 @@ def numbering(design: StageDesign) -> tuple[str, ...]:
 
 
 def facts(design: StageDesign) -> dict[str, Any]:
-    """What every text of a stage may say: of the stage, its board, its ports and its memory."""
+    """The facts that any template may print: of the stage, its board, ports and memory."""
     ports, given = [*ports_of(design).values()], arguments(design)
     memory = {p.port.engine: p.name for p in pointers(design) if p.port is not None}
     return {
@@ -96,7 +96,7 @@ def _table(engine: Engine, role: str) -> str:
 
 
 def _call(design: StageDesign) -> list[str]:
-    """What a test bench calls the kernel with; both ends of a FIFO in memory are one buffer."""
+    """A test bench's arguments of the kernel; both ends of a FIFO in memory are one buffer."""
     known = {"load_tables": "done == 0", "frames": "each"}
     known |= dict(zip(numbering(design), ("first + done", "microbatches"), strict=False))
     buffers: dict[str, str] = {}

@@ -74,7 +74,7 @@ class Nest(ABC):
 
     @property
     def outside(self) -> float:
-        """What windows in front of it hold outside of the maps."""
+        """The number that windows in front of it hold outside of the maps."""
         return 0.0
 
     @abstractmethod

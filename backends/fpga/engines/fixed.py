@@ -117,7 +117,7 @@ def _step(step: Step, k: int, x: Exact, dtype: str) -> Exact | None:
 
 
 def factor(value: float, beside: int) -> tuple[int, int]:
-    """What a sum is multiplied with, as ``whole / 2**shift``; the whole number has 24 bits at most.
+    """The factor of a sum, as ``whole / 2**shift``; the whole number has 24 bits at most.
 
     The sum takes ``beside`` of the 62 bits that the product may.
 

@@ -27,7 +27,7 @@ def multiplier(engine: Engine) -> int:
 
 
 def bias_of(engine: Engine) -> str:
-    """What is added to the sums, and of 8-bit integers what takes them back to 8 bits."""
+    """The C++ table of biases; with 8-bit integers the one that rescales sums to 8 bits."""
     return "rescale" if engine.narrowing is not None else "bias?no_bias"
 
 

@@ -212,7 +212,7 @@ class Mvu(Product):
 
 
 def input_tokens(nest: Product, window: Window | None) -> list[tuple[int, int]]:
-    """What a token in front of a matrix may hold: SIMD, and kernel positions."""
+    """The sizes that a token in front of a matrix may have: SIMD, and kernel positions."""
     tiles = [(simd, 1) for simd in ceil_tiles(nest.channels)]
     if window is None or nest.groups > 1:
         return tiles

@@ -61,7 +61,7 @@ class Padding:
 
     @property
     def number(self) -> float:
-        """What is padded with; all that is as good as minus infinity is one number."""
+        """The number to pad with; all that are as good as minus infinity are one."""
         return max(self.value, LOWEST)
 
 
@@ -276,9 +276,9 @@ class Builder:
             return value
         shape = value.view.shape
         order = (*(d for d in range(len(shape)) if d not in axes), *axes)
-        return self.in_order(node, value, order)
+        return self.permute(node, value, order)
 
-    def alone(self, node: object) -> Layer | None:
+    def sole_layer(self, node: object) -> Layer | None:
         """The layer that yields ``node`` if nothing else reads its edge (so it may be extended).
 
         What the model writes in a format of its own is rounded there, and nothing joins it.
@@ -333,7 +333,7 @@ class Builder:
         nest = Perm(math.prod(sizes[:same]), sizes[same:], order, value.channels, 1, channels, 1)
         return self.put(nest, node, (value.use(),), want, channels, suffix="_perm")
 
-    def together(self, node: fx.Node, streams: Sequence[Value]) -> tuple[Value, tuple[Use, ...]]:
+    def align(self, node: fx.Node, streams: Sequence[Value]) -> tuple[Value, tuple[Use, ...]]:
         """Operands of an elementwise op in the order of the first that is as large as its result.
 
         That one in the shape of the result, and how all of them are read.
@@ -379,14 +379,14 @@ class Builder:
                 sizes[k] = pieces[k][1]
         return dataclasses.replace(small, view=big.view)
 
-    def in_order(self, node: fx.Node, value: Value, order: Sequence[int]) -> Value:
+    def permute(self, node: fx.Node, value: Value, order: Sequence[int]) -> Value:
         """``value`` in this order of its axes, in rows of the last one."""
         shape = value.view.shape
         return self.reorder(node, value, View.of(shape, order), row_channels(shape, order))
 
-    def standard(self, node: fx.Node, value: Value) -> Value:
+    def to_standard(self, node: fx.Node, value: Value) -> Value:
         """``value`` with channels last (maps) or row-major (everything else)."""
-        return self.in_order(node, value, standard_order(value.view.shape))
+        return self.permute(node, value, standard_order(value.view.shape))
 
 
 def row_channels(shape: Sequence[int], order: Sequence[int]) -> int:

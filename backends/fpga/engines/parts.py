@@ -35,8 +35,8 @@ class Table:
     sources: tuple[str, ...] = ()
     dtype: str = ""
 
-    def through(self, function: Callable[..., Array], *others: "Table") -> "Table":
-        """What a function makes of its values and those of others."""
+    def apply(self, function: Callable[..., Array], *others: "Table") -> "Table":
+        """The table of a function of its values and those of others."""
         tables = (self, *others)
         sources = dict.fromkeys(name for table in tables for name in table.sources)
 
@@ -104,7 +104,7 @@ class Weight:
 
 @dataclass(frozen=True)
 class Resources:
-    """What is used, or what a board has. `ddr` is in bytes per second."""
+    """Resources that are used, or that a board has. `ddr` is in bytes per second."""
 
     dsp: float = 0.0
     bram36: float = 0.0

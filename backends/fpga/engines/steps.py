@@ -131,14 +131,14 @@ _SHAPED = {"leaky_relu": functional.leaky_relu, "elu": functional.elu}
 
 
 def results(steps: tuple[Step, ...], of: Int8, into: Int8) -> NDArray[np.int8]:
-    """What functions of one element make of every 8-bit number from -128 on, [256].
+    """Results of functions of one element for every 8-bit number from -128 on, [256].
 
     In float64, rounded once; a result that is no number becomes 0.
     """
-    x = torch.from_numpy(of.real(np.arange(LOWEST, HIGHEST + 1))).double()
+    x = torch.from_numpy(of.dequantise(np.arange(LOWEST, HIGHEST + 1))).double()
     for step in steps:
         x = function(step)(x)
-    return into.raw(np.nan_to_num(x.numpy(), nan=0.0, posinf=np.inf, neginf=-np.inf))
+    return into.quantise(np.nan_to_num(x.numpy(), nan=0.0, posinf=np.inf, neginf=-np.inf))
 
 
 def function(step: Step) -> Callable[[Tensor], Tensor]:

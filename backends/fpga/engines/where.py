@@ -109,7 +109,7 @@ def choice(b: Builder, node: fx.Node) -> Value:
     numbers = {k: b.number(one) for k, one in operands.items() if k not in streams}
     if len({v.dtype for v in streams.values()}) > 1:
         raise UnsupportedError("operands of several types")
-    first, uses = b.together(node, list(streams.values()))
+    first, uses = b.align(node, list(streams.values()))
     rows, op = first.view.numel // first.channels, _TESTS[op_name(test)]
     nest = Where(rows, first.channels, 1, op, "".join(streams), **numbers)
     return b.put(nest, node, uses, first.view, first.channels)

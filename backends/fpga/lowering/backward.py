@@ -132,7 +132,7 @@ def layer_norm_backward(
     if mask[0]:
         dx = ops.layer_norm_input_grad.default(dy, x, normal, weight, eps)
     if mask[1]:
-        h = emit.whole(aten.native_layer_norm.default, x, normal, None, None, eps)[0]
+        h = emit.call(aten.native_layer_norm.default, x, normal, None, None, eps)[0]
         dweight = (dy * h).sum(axes, False)
     if mask[2]:
         dbias = dy.sum(axes, False)
@@ -186,7 +186,7 @@ def convolution_backward(emit: Emit, *args: Any) -> Any:
     if mask[0]:
         dx = input_gradient(emit, dy, w, x.shape[2:], args[4], args[5], args[6], groups)
     if mask[1]:
-        dw = emit.whole(aten.convolution_backward.default, *args[:10], [False, True, False])[1]
+        dw = emit.call(aten.convolution_backward.default, *args[:10], [False, True, False])[1]
     if mask[2]:
         dbias = dy.sum([0, 2, 3], False)
     return (dx, dw, dbias)
@@ -212,7 +212,7 @@ def input_gradient(
     if dilation == (1, 1) and dense and stride != (1, 1):
         return _phases(emit, dy, size, turned, (kernel, stride, padding), groups, bias)
     before = [d * (k - 1) - p for d, k, p in zip(dilation, kernel, padding, strict=True)]
-    return _convolve(_apart(dy, size, stride, padding, before), turned, groups, bias, dilation)
+    return _convolve(_dilate(dy, size, stride, padding, before), turned, groups, bias, dilation)
 
 
 def _convolve(
@@ -225,7 +225,7 @@ def _convolve(
     return found
 
 
-def _apart(
+def _dilate(
     dy: Tensor, size: Sequence[int], stride: Pair, padding: Pair, before: Sequence[int]
 ) -> Tensor:
     """Dy's pixels a stride apart in zeros, for windows that yield maps of ``size``."""
@@ -255,7 +255,7 @@ def avg_pool_backward(
     if (stride, padding) == (kernel, (0, 0)) and all(
         n == h * k for n, h, k in zip(size, dy.shape[2:], kernel, strict=True)
     ):
-        return emit.whole(aten.upsample_nearest2d.default, dy, list(size)) * (1 / count)
+        return emit.call(aten.upsample_nearest2d.default, dy, list(size)) * (1 / count)
     ends = [(n - 1) * s + k for n, s, k in zip(dy.shape[2:], stride, kernel, strict=True)]
     over = any(e > h + 2 * p for e, h, p in zip(ends, size, padding, strict=True))
     if divisor is None and (over or (padding != (0, 0) and not include)):
@@ -265,7 +265,7 @@ def avg_pool_backward(
         each = aten.avg_pool2d.default(ones, kernel, stride, left, ceil, True, 1)
         dy, count = dy * each[:, :, : dy.shape[2], : dy.shape[3]].reciprocal(), 1
     before = [k - 1 - p for k, p in zip(kernel, padding, strict=True)]
-    padded = _apart(dy, size, stride, padding, before)
+    padded = _dilate(dy, size, stride, padding, before)
     return aten.avg_pool2d.default(padded, kernel, [1, 1], [0, 0], False, True, count)
 
 
@@ -274,7 +274,7 @@ def adaptive_avg_pool_backward(emit: Emit, dy: Tensor, x: Tensor) -> Any:
     times = [n // h for n, h in zip(x.shape[2:], dy.shape[2:], strict=True)]
     if [h * k for h, k in zip(dy.shape[2:], times, strict=True)] != list(x.shape[2:]):
         return NotImplemented
-    wide = emit.whole(aten.upsample_nearest2d.default, dy, list(x.shape[2:]))
+    wide = emit.call(aten.upsample_nearest2d.default, dy, list(x.shape[2:]))
     return wide * (1 / (times[0] * times[1]))
 
 
@@ -386,7 +386,7 @@ def of_shape(emit: Emit, dy: Tensor, x: Tensor, *rest: Any) -> Any:
     """Of a pooling: of x only the shape counts, so it need not be saved."""
     if emit.old.all_input_nodes[1].op != "placeholder":
         return NotImplemented
-    return emit.whole(emit.old.target, dy, aten.full.default(list(x.shape), 0.0), *rest)
+    return emit.call(emit.old.target, dy, aten.full.default(list(x.shape), 0.0), *rest)
 
 
 RULES: dict[str, Rule] = {

@@ -180,7 +180,7 @@ def pair_pixels(layer: Layer) -> Layer:
         nest=dataclasses.replace(nest, taps=window.kh * kw, channels=2 * nest.channels),
         window=dataclasses.replace(window, w=window.w // 2, cf=2 * window.cf, kw=kw, sw=1, pl=left),
         used=window.kw / (2 * kw),
-    ).with_tables(weight=weight.through(widen))
+    ).with_tables(weight=weight.apply(widen))
 
 
 def _depthwise(
@@ -189,7 +189,7 @@ def _depthwise(
     shape = (window.batch, maps.channels, window.oh, window.ow)
     tables = _tables(*found)
     nest = Vvu(math.prod(shape) // maps.channels, maps.channels, window.taps)
-    ordered = {role: t.through(lambda w: w[maps.channel_order]) for role, t in tables.items()}
+    ordered = {role: t.apply(lambda w: w[maps.channel_order]) for role, t in tables.items()}
     return put_maps(b, node, nest, maps, shape, window=window, tables=ordered)
 
 
@@ -271,7 +271,7 @@ def _outputs(layer: Layer, values: Callable[[slice], Array], cut: slice, number:
     size, tables = cut.stop - cut.start, layer.tables
     weight = Table(lambda: values(cut), tables["weight"].sources)
     bias = tables.get("bias")
-    part = bias and bias.through(lambda h: h[:, cut])
+    part = bias and bias.apply(lambda h: h[:, cut])
     return dataclasses.replace(
         layer, name=f"{layer.name}_part{number}", channels=size,
         nest=dataclasses.replace(cast("Mvu", layer.nest), rows=size), tables=_tables(weight, part),

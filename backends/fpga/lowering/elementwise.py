@@ -30,7 +30,7 @@ _BINARY = {
     "aten.minimum.default": "min",
 }  # fmt: skip
 _SWAPPED = {"sub": "rsub", "rsub": "sub", "div": "rdiv", "pow": "rpow"}
-"""What an op is with its operands the other way round, if not itself."""
+"""The op with its operands the other way round, if it is another one."""
 _WITH_NUMBERS = (
     "aten.leaky_relu.default", "aten.elu.default", "aten.softplus.default", "aten.clamp.default",
     "aten.hardtanh.default",
@@ -104,9 +104,9 @@ def _with_constant(b: Builder, node: fx.Node, x: object, op: str, y: fx.Node) ->
 
 _AFFINE: dict[str, Callable[[Table], tuple[Table | None, Table | None]]] = {
     "mul": lambda t: (t, None),
-    "div": lambda t: (t.through(lambda y: 1.0 / y), None),
+    "div": lambda t: (t.apply(lambda y: 1.0 / y), None),
     "add": lambda t: (None, t),
-    "sub": lambda t: (None, t.through(np.negative)),
+    "sub": lambda t: (None, t.apply(np.negative)),
 }
 
 
@@ -143,7 +143,7 @@ def affine(b: Builder, node: fx.Node, x: object, scale: Table | None, shift: Tab
     Folded into the weights of a convolution or linear layer that nothing else reads, or into the
     affine steps before it; else two steps of a MAP.
     """
-    value, before = b.value(x), b.alone(x)
+    value, before = b.value(x), b.sole_layer(x)
     if before is not None and isinstance(before.nest, Mvu | Vvu):
         lead = _outputs(before.nest)
         if before.clamp == UNCLAMPED and math.prod(lead) == value.channels:
@@ -166,11 +166,11 @@ def _absorb(layer: Layer, lead: tuple[int, ...], scale: Table | None, shift: Tab
         def scale_rows(w: Array, s: Array) -> Array:
             return np.asarray(w * s.reshape(lead + (1,) * (w.ndim - len(lead))))
 
-        weight = weight.through(scale_rows, scale)
-        bias = bias and bias.through(scale_rows, scale)
+        weight = weight.apply(scale_rows, scale)
+        bias = bias and bias.apply(scale_rows, scale)
     if shift is not None:
-        flat = shift.through(lambda h: h.reshape(lead))
-        bias = flat if bias is None else bias.through(np.add, flat)
+        flat = shift.apply(lambda h: h.reshape(lead))
+        bias = flat if bias is None else bias.apply(np.add, flat)
     return layer.with_tables(weight=weight, **({} if bias is None else {"bias": bias}))
 
 
@@ -184,10 +184,10 @@ def compose_steps(
     if rest and _row_table(rest[-1], "mul"):
         factor = rest.pop().table
     if scale is not None:
-        factor = scale if factor is None else factor.through(np.multiply, scale)
-        offset = offset and offset.through(np.multiply, scale)
+        factor = scale if factor is None else factor.apply(np.multiply, scale)
+        offset = offset and offset.apply(np.multiply, scale)
     if shift is not None:
-        offset = shift if offset is None else offset.through(np.add, shift)
+        offset = shift if offset is None else offset.apply(np.add, shift)
     if factor is not None:
         rest.append(MapStep("mul", "table", table=factor))
     if offset is not None:
@@ -213,7 +213,7 @@ def chain(b: Builder, node: fx.Node, x: object, steps: list[MapStep]) -> Value:
 
     8-bit integers: only where they stay integers; clamps join a product before.
     """
-    value, before = b.value(x), b.alone(x)
+    value, before = b.value(x), b.sole_layer(x)
     plain = [(s.op, s.operand) for s in steps] == [("mul", "scalar")] and steps[0].value != 0
     if before is not None and isinstance(before.nest, Matmul) and plain:
         nest = dataclasses.replace(before.nest, scale=before.nest.scale * steps[0].value)
@@ -247,5 +247,5 @@ def two_streams(b: Builder, node: fx.Node, op: str, x: fx.Node, y: fx.Node) -> V
     first, second = b.value(x), b.value(y)
     if second.view.numel > first.view.numel:
         first, second, op = second, first, _SWAPPED.get(op, op)
-    first, (_, other) = b.together(node, [first, second])
+    first, (_, other) = b.align(node, [first, second])
     return b.put_map(node, first, [MapStep(op, "stream")], other)

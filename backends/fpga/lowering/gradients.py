@@ -18,7 +18,7 @@ from pipec.backends.fpga.engines.view import View
 from pipec.backends.fpga.lowering.elementwise import two_streams
 from pipec.backends.fpga.lowering.maps import NHWC, Maps, as_maps, as_maps_value, window_of
 from pipec.backends.fpga.lowering.norms import element_table, rows_through
-from pipec.backends.fpga.lowering.pooling import max_pool_value, max_pooled
+from pipec.backends.fpga.lowering.pooling import max_pool_value, max_window
 from pipec.graph.arguments import bind
 
 Results = tuple[Value | None, ...]
@@ -98,7 +98,7 @@ def _maps(b: Builder, node: fx.Node, arg: object) -> Maps:
     maps = as_maps(b, node, arg)
     if (maps.channel_order == range(maps.channels)).all():
         return maps
-    return as_maps_value(b, node, b.in_order(node, maps.value, NHWC))
+    return as_maps_value(b, node, b.permute(node, maps.value, NHWC))
 
 
 def _outer(
@@ -148,7 +148,7 @@ def max_pool_with_indices(b: Builder, node: fx.Node) -> Results:
     found = max_pool_value(b, node)
     if not any(u.args[1] == 1 for u in node.users):
         return (found, None)
-    maps, window = max_pooled(b, node)
+    maps, window = max_window(b, node)
     if maps.padding.value != 0:
         raise UnsupportedError("places of maxima in padded maps")
     nest = ArgMax(**dataclasses.asdict(window))

@@ -91,7 +91,7 @@ def as_maps_value(b: Builder, node: fx.Node, value: Value, groups: int = 1) -> M
     value = dataclasses.replace(value, view=four, padding=None)
     order = _channel_order(value.view)
     if order is None or not _is_grouped(order, groups):
-        value = b.in_order(node, value, NHWC)
+        value = b.permute(node, value, NHWC)
         order = np.arange(value.view.shape[1])
     return Maps(value, order, padding)
 

@@ -68,7 +68,7 @@ def element_table(
     found, split = constant(b, arg, "scale"), value.view.split(axes)
     assert split is not None
     order = indices(split[1])
-    return b.constants.table(found, (len(order),), (0,)).through(lambda w: w[order])
+    return b.constants.table(found, (len(order),), (0,)).apply(lambda w: w[order])
 
 
 def rows_through(

@@ -21,11 +21,11 @@ from pipec.graph.arguments import bind
 @lowers("aten.max_pool2d.default")
 def max_pool_value(b: Builder, node: fx.Node) -> Value:
     """The maxima of ``max_pool2d(x, kernel, stride, padding, dilation, ceil_mode)``."""
-    return pool(b, node, *max_pooled(b, node), "max")
+    return pool(b, node, *max_window(b, node), "max")
 
 
-def max_pooled(b: Builder, node: fx.Node) -> tuple[Maps, Swg]:
-    """What a max pooling slides over, and its window."""
+def max_window(b: Builder, node: fx.Node) -> tuple[Maps, Swg]:
+    """The maps of a max pooling, and its window."""
     return _lower_window(b, node, -math.inf, integers(bind(node)["dilation"], 2))
 
 
@@ -62,7 +62,7 @@ def avg_pool(b: Builder, node: fx.Node) -> Value:
 
 
 def _counts(node: fx.Node, maps: Maps) -> Array:
-    """What the sum of each window is divided by: ``[oh*ow]``, as torch does it with ones."""
+    """The divisor of the sum of each window: ``[oh*ow]``, pooled by torch from ones."""
     around, (_, *numbers), op = maps.padding, bind(node).values(), cast("Any", node.target)
     h, w = maps.h + around.top + around.bottom, maps.w + around.left + around.right
     ones = torch.ones(1, 1, h, w, dtype=torch.float64)
@@ -101,11 +101,11 @@ def reduce_axes(b: Builder, node: fx.Node) -> Value:
     if rank == 4 and found == {2, 3}:
         return _global(b, node, op, mean=mean)
     if found == set(range(rank)) - {1 if rank == 4 else rank - 1}:
-        value = b.standard(node, value)
+        value = b.to_standard(node, value)
         channels = value.channels if rank != 4 else shape[1]
         return _append_reduce(b, node, value, View.of((channels,), (0,)), channels, op, mean=mean)
     if rank == 3 and found == {1}:
-        value = b.in_order(node, value, (0, 1, 2))
+        value = b.permute(node, value, (0, 1, 2))
         view = View.of((shape[0], shape[2]), (0, 1))
         return _append_reduce(b, node, value, view, shape[2], op, mean=mean)
     kept = [axis for axis in range(rank) if axis not in found]

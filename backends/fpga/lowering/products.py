@@ -37,7 +37,7 @@ def matmul(b: Builder, node: fx.Node) -> Value:
 
 @lowers("aten.scaled_dot_product_attention.default")
 def attention(b: Builder, node: fx.Node) -> Value:
-    """What is not written as product, softmax, product (`written.attention`)."""
+    """Attention that is not written as product, softmax, product (`written.attention`)."""
     if bind(node)["dropout_p"]:
         raise UnsupportedError("attention with dropout", "export the model in eval mode")
     q, k = (shape_of(cast("fx.Node", a)) for a in node.args[:2])
@@ -60,7 +60,7 @@ def product(b: Builder, node: fx.Node, x: Value, y: Value, shape: tuple[int, ...
         raise UnsupportedError("a product that broadcasts over its batch axes")
     plan = _plan_orders(x, y)
     if plan is None:
-        x, y = (b.in_order(node, v, range(len(v.view.shape))) for v in (x, y))
+        x, y = (b.permute(node, v, range(len(v.view.shape))) for v in (x, y))
         plan = _plan_orders(x, y)
         if plan is None:
             raise UnsupportedError("a product of operands in mixed element order")

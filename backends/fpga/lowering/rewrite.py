@@ -51,7 +51,7 @@ class Emit(TorchDispatchMode):
         recorded = self._recording and not asks
         return self._append(func, args, kwargs) if recorded else func(*args, **kwargs)
 
-    def whole(self, op: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(self, op: Any, *args: Any, **kwargs: Any) -> Any:
         """Run an op that torch would take apart as one node."""
         self._recording = False
         found = self._append(op, args, kwargs)
@@ -79,7 +79,7 @@ class Emit(TorchDispatchMode):
 
     def reshape(self, x: Tensor, *shape: int) -> Tensor:
         """The same elements under another shape, in one node."""
-        found: Tensor = self.whole(torch.ops.aten.reshape.default, x, list(shape))
+        found: Tensor = self.call(torch.ops.aten.reshape.default, x, list(shape))
         return found
 
     def rename(self, x: Tensor) -> Tensor:
@@ -125,7 +125,7 @@ def _pure(op: Any) -> Any:
     return getattr(packet, overload, op)
 
 
-def rewritten(graph: Graph, rules: Mapping[str, Rule]) -> Graph:
+def rewrite(graph: Graph, rules: Mapping[str, Rule]) -> Graph:
     """The graph with rules, by op name, applied; names of inputs and of what is copied stay.
 
     What depends on weights alone stays too: it is computed, not lowered.
@@ -140,7 +140,7 @@ def rewritten(graph: Graph, rules: Mapping[str, Rule]) -> Graph:
 
 
 def _replace(emit: Emit, old: fx.Node, rules: Mapping[str, Rule]) -> Any:
-    """What stands for a node: what its rule yields, or a copy."""
+    """The replacement of a node: the result of its rule, or a copy."""
     if old.target is operator.getitem:
         source, item = cast("tuple[fx.Node, int]", old.args)
         if isinstance(emit.env[source], tuple):

@@ -42,7 +42,7 @@ def reshape(b: Builder, node: fx.Node) -> Value:
         return held.reshape((*shape[:-2], *held.view.shape[-2:]))
     value = b.value(source)
     if node.kwargs.get("memory_format") is torch.channels_last:
-        value = b.standard(node, value)
+        value = b.to_standard(node, value)
     if b.stream_type(node) != value.dtype:
         raise UnsupportedError(f"a conversion from {value.dtype} to {b.stream_type(node)}")
     if tensor(node).dtype is torch.bool is not tensor(source).dtype:
@@ -75,7 +75,7 @@ def permute(b: Builder, node: fx.Node) -> Value:
     order = [size - 2 for size in op(unlike, *node.args[1:]).shape]
     view = value.view.permute(order)
     if view is None:
-        value = b.standard(node, value)
+        value = b.to_standard(node, value)
         view = value.view.permute(order)
         assert view is not None
     return dataclasses.replace(value, view=view)
@@ -122,7 +122,7 @@ def cat(b: Builder, node: fx.Node) -> Value:
         if not b.is_stream(a):
             values.append(constant_stream(b, a, order))
             continue
-        value, own = b.in_order(node, b.value(a), order), b.named.get(b.value(a).edge)
+        value, own = b.permute(node, b.value(a), order), b.named.get(b.value(a).edge)
         other = form if own and own != form else None
         values.append(append_round(b, node, value, other, f"_{k}") if other else value)
     return join(b, node, values, axis, order)
@@ -134,7 +134,7 @@ def join(
 ) -> Value:  # fmt: skip
     """Streams joined along one axis, in an order of axes, that of the first one if None."""
     order = order or values[0].view.axis_order() or standard_order(values[0].view.shape)
-    values = [b.in_order(node, v, order) for v in values]
+    values = [b.permute(node, v, order) for v in values]
     length = sum(v.view.shape[axis] for v in values)
     shape = tuple(length if d == axis else n for d, n in enumerate(values[0].view.shape))
     place = order.index(axis)
@@ -153,7 +153,7 @@ def constant_stream(b: Builder, arg: fx.Node, order: tuple[int, ...]) -> Value:
     channels = row_channels(shape, order)
     table = b.constants.table(arg, shape, order)
     rows = math.prod(shape) // channels
-    flat = table.through(lambda w: w.reshape(rows, channels))
+    flat = table.apply(lambda w: w.reshape(rows, channels))
     return b.put(
         Const(rows, channels), arg, (), View.of(shape, order), channels, suffix="_const",
         dtype=b.stream_type(arg), tables={"table": flat},
@@ -170,7 +170,7 @@ def axis_alone(
     """
     pieces = value.view.by_axis()
     if pieces is None or [a for a, _, _ in pieces].count(axis) != 1:
-        value = b.standard(node, value)
+        value = b.to_standard(node, value)
         pieces = value.view.by_axis()
         assert pieces is not None
     if value.view.shape[axis] == 1:  # which has no piece, so it gets one where it would stand
@@ -217,7 +217,7 @@ def embedding(b: Builder, node: fx.Node) -> Value:
         if len(index) > 1 or len(shape_of(weight)) != 2 or not b.is_stream(index[0]):
             raise UnsupportedError("positions other than of the rows of a table")
         (index,) = index
-    value = b.standard(node, b.value(index))
+    value = b.to_standard(node, b.value(index))
     if len(value.view.shape) == 4:
         raise UnsupportedError("an embedding of a rank 4 index")
     (entries, channels), shape = shape_of(weight), shape_of(node)
@@ -243,7 +243,7 @@ def output_value(b: Builder, node: fx.Node, value: Value) -> tuple[Value, tuple[
     """
     order = value.view.axis_order()
     if order is None:
-        value = b.standard(node, value)
+        value = b.to_standard(node, value)
         order = standard_order(value.view.shape)
     like = input_value(value.edge, value.view.shape, order, value.dtype)
     return dataclasses.replace(value, rows=like.rows, channels=like.channels), order

@@ -21,7 +21,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import fx
 
-from pipec.backends.fpga.cpp import cpp_type, no_such_type
+from pipec.backends.fpga.cpp import cpp_type, unknown_type
 from pipec.backends.fpga.engines.base import Layer, Use
 from pipec.backends.fpga.engines.map import Map
 from pipec.backends.fpga.engines.network import (
@@ -92,7 +92,7 @@ def parse_types(text: str) -> Types:
         )
     for kind in kinds:
         if kind in _OF_ENGINES_ALONE:
-            raise no_such_type(kind)
+            raise unknown_type(kind)
         cpp_type(kind)
     return Types(first, tuple((pattern, dtype) for pattern, _, dtype in pairs))
 
@@ -125,7 +125,7 @@ def set_types(network: Network, b: Builder, own: OwnTypes, arriving: Mapping[str
     layers = list[Layer]()
 
     def convert(layer: Layer, use: Use, dtype: str) -> Use:
-        """What a layer reads instead of an edge, behind a conversion if it is of another type."""
+        """The edge that a layer reads instead, behind a conversion if it is of another type."""
         use = dataclasses.replace(use, dtype=types[use.edge])
         if use.dtype in ("int32", dtype):
             return use
@@ -188,7 +188,7 @@ def quantize(b: Builder, node: fx.Node) -> Value:
 
 @lowers("pipec.dequantize.default")
 def dequantize(b: Builder, node: fx.Node) -> Value:
-    """What was quantised."""
+    """The value that was quantised."""
     source = cast("fx.Node", node.args[0])
     if source.target != QUANTIZE:
         raise UnsupportedError("no engine computes this op")

@@ -35,7 +35,7 @@ from pipec.backends.fpga.engines.constants import Constants, shape_of
 from pipec.backends.fpga.engines.network import HANDLERS, integers
 from pipec.backends.fpga.lowering.backward import input_gradient, select_backward
 from pipec.backends.fpga.lowering.norms import response_of
-from pipec.backends.fpga.lowering.rewrite import Emit, Rule, rewritten
+from pipec.backends.fpga.lowering.rewrite import Emit, Rule, rewrite
 from pipec.graph.arguments import bind
 from pipec.graph.ir import Graph, op_name
 
@@ -58,7 +58,7 @@ def gather_steps(graph: Graph, precision: str) -> Graph:
         return graph
     rules: dict[str, Rule] = dict.fromkeys((*_MULTIPLY, *_DIVIDE), _norm_rule)
     rules |= {_CONVOLUTION: _replace_transposed} | always
-    return rewritten(graph, rules)
+    return rewrite(graph, rules)
 
 
 def _norm_rule(emit: Emit, *args: Tensor) -> Any:
@@ -76,7 +76,7 @@ def _norm_rule(emit: Emit, *args: Tensor) -> Any:
     if axis != rank - 1:
         x = x.permute(order)
     more = (None, None, eps) if op is _LAYER else (None, eps)
-    y = emit.whole(op, x, [x.shape[-1]], *more)
+    y = emit.call(op, x, [x.shape[-1]], *more)
     return emit.rename(y if axis == rank - 1 else y.permute([order.index(d) for d in range(rank)]))
 
 
@@ -118,7 +118,7 @@ def _same(a: object, b: object) -> bool:
 
 
 def _mean_of(node: object) -> tuple[fx.Node, int] | None:
-    """What a mean over one axis, kept, is of, and the axis; None if it is something else."""
+    """The operand and the axis of a mean that keeps its axis; None if it is something else."""
     if not isinstance(node, fx.Node) or op_name(node) != "aten.mean.dim":
         return None
     x, axes = node.args[:2]
@@ -134,7 +134,7 @@ def _group_norm(
     """Each group of channels of a map as one row of a layer normalisation."""
     length = x.numel() // x.shape[0] // groups
     flat = emit.reshape(x, x.shape[0], groups, length)
-    y = emit.reshape(emit.whole(_LAYER, flat, [length], None, None, eps), *x.shape)
+    y = emit.reshape(emit.call(_LAYER, flat, [length], None, None, eps), *x.shape)
     per_channel = [-1, *[1] * (x.ndim - 2)]
     if weight is not None:
         y = y * emit.reshape(weight, *per_channel)
@@ -176,7 +176,7 @@ def attention(emit: Emit, q: Tensor, k: Tensor, v: Tensor, *_: Any, masks: bool)
     mask = emit.value(keeps) if keeps is not None else None
     if dropout or q.shape[:-2] != k.shape[:-2] or not (masks or (mask is None and not causal)):
         return NotImplemented
-    scores = emit.whole(aten.matmul.default, q, k.transpose(-1, -2))
+    scores = emit.call(aten.matmul.default, q, k.transpose(-1, -2))
     scores = scores * (q.shape[-1] ** -0.5 if scale is None else scale)
     if mask is not None and mask.dtype is torch.bool:
         if keeps not in emit.constants:
@@ -187,7 +187,7 @@ def attention(emit: Emit, q: Tensor, k: Tensor, v: Tensor, *_: Any, masks: bool)
         mask = torch.full(whole, -torch.inf, dtype=scores.dtype).triu(1)
     scores = scores if mask is None else scores + mask
     weights = aten._softmax.default(scores, scores.ndim - 1, False)
-    return emit.rename(emit.whole(aten.matmul.default, weights, v))
+    return emit.rename(emit.call(aten.matmul.default, weights, v))
 
 
 def _parts(emit: Emit, x: Tensor, *_: Any) -> Any:
@@ -238,7 +238,7 @@ def _interpolate(emit: Emit, x: Tensor, size: object, corners: object, *scales: 
 def _kernel(
     emit: Emit, x: Tensor, axis: int, size: int, taps: int, corners: object, scale: object
 ) -> Tensor:
-    """What each position of an axis gives to each position of the result, ``[before][after]``."""
+    """The weight of each position of an axis in each one of the result, ``[before][after]``."""
     before = x.shape[axis]
     dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
     lines = aten.eye.default(before, dtype=dtype, device="cpu")
@@ -255,7 +255,7 @@ def _weigh(emit: Emit, x: Tensor, axis: int, kernel: Tensor, taps: int) -> Tenso
     total: Tensor | None = None
     for k in range(taps):
         places = first + k
-        weights = emit.whole(aten.to.dtype, kernel.gather(0, places.unsqueeze(0)), x.dtype)
+        weights = emit.call(aten.to.dtype, kernel.gather(0, places.unsqueeze(0)), x.dtype)
         part = x.index_select(axis, places) * emit.reshape(weights, *shape)
         total = part if total is None else total + part
     assert total is not None
@@ -331,7 +331,7 @@ def decompose(graph: Graph, precision: str) -> Graph:
     composite = (n for n in graph.calls if n.target in _table() and n not in constants)
     names = {op_name(n) for n in composite} - HANDLERS.keys()
     found = dict.fromkeys((name for name in names if WHOLE not in name), _apart)
-    return decompose(rewritten(graph, found), precision) if found else graph
+    return decompose(rewrite(graph, found), precision) if found else graph
 
 
 class _WholeProducts(TorchFunctionMode):
@@ -344,7 +344,7 @@ class _WholeProducts(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """A call of a function of torch."""
         if func is torch.nn.functional.linear:
-            return self._emit.whole(torch.ops.aten.linear.default, *args, **(kwargs or {}))
+            return self._emit.call(torch.ops.aten.linear.default, *args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
 

@@ -40,7 +40,7 @@ class Chain:
         return self._tables[id(table)]
 
     def run(self, inputs: Mapping[str, Tensor], hook: Hook) -> list[dict[str, Tensor]]:
-        """What leaves each stage on one frame of inputs, by name, in the model's shapes.
+        """Outputs of each stage for one frame of inputs, by name, in the model's shapes.
 
         The hook is called once for every edge; an edge from another stage is not an input.
         """
@@ -88,9 +88,9 @@ def _cast(layer: Layer, precision: str) -> Layer:
         return decode(encode(w, precision), precision)
 
     steps = (
-        dataclasses.replace(s, table=s.table and s.table.through(round_table)) for s in layer.steps
+        dataclasses.replace(s, table=s.table and s.table.apply(round_table)) for s in layer.steps
     )
-    tables = {role: table.through(round_table) for role, table in layer.tables.items()}
+    tables = {role: table.apply(round_table) for role, table in layer.tables.items()}
     return dataclasses.replace(layer, steps=tuple(steps), tables=tables)
 
 

@@ -18,7 +18,7 @@ from pipec.backends.fpga.engines.matmul import Matmul
 from pipec.backends.fpga.engines.network import Network
 from pipec.backends.fpga.engines.norm import Norm
 from pipec.backends.fpga.lowering.types import moves
-from pipec.backends.fpga.numbers import Int8, covering
+from pipec.backends.fpga.numbers import Int8, fit_int8
 from pipec.backends.fpga.quantise.execute import Chain
 from pipec.errors import BackendError
 
@@ -34,7 +34,7 @@ Range = tuple[float, float]
 def observe(
     networks: Sequence[Network], samples: Sequence[Mapping[str, Tensor]], *, drawn: bool = False
 ) -> list[dict[str, Range]]:
-    """What was seen of every floating-point edge of every stage, over all samples of inputs.
+    """The range of every floating-point edge of every stage, over all samples of inputs.
 
     What an attention mask hides (below `HIDDEN`) is not looked at. Edges between stages are at both
     ends. Samples that were ``drawn`` say less than a format that the model names: there they are
@@ -127,7 +127,7 @@ def formats_of(
             chosen = max(named, key=lambda f: f.scale)
         else:
             low, high = min(low for low, _ in known), max(high for _, high in known)
-            chosen = covering(low, high, symmetric=root in centred)
+            chosen = fit_int8(low, high, symmetric=root in centred)
         for stage, name in edges:
             found[stage][name] = chosen
     return found
@@ -144,7 +144,7 @@ def _widen(network: Network, edge: str, seen: Range) -> tuple[float, float]:
 
 
 def _limits(layer: Layer) -> tuple[float, float]:
-    """What the results of a layer can't exceed."""
+    """The limits of a layer's results."""
     if isinstance(layer.nest, Norm) and layer.nest.op == "softmax":
         return 0.0, 1.0
     if layer.steps:

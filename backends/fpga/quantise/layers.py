@@ -103,7 +103,7 @@ def _rescale(
     table: Table | None = None,
 ) -> Layer:  # fmt: skip
     """The layer with a last step to 8 bits, with its clamps."""
-    low, high = into.raw(np.array(layer.clamp))
+    low, high = into.quantise(np.array(layer.clamp))
     by = Narrowing(shift, int(low), int(high), multiplier)
     found = dataclasses.replace(layer, rescale=by)
     return found if table is None else found.with_tables(rescale=table)
@@ -178,10 +178,10 @@ def _product(nest: Matmul, layer: Layer) -> Layer:
     reads, writes = _formats(layer)
     second = cast("Int8", int8_format(layer.inputs[1].dtype))
     ratio = reads.scale * second.scale * nest.scale / writes.scale
-    return _by_one(layer, writes, ratio)
+    return _scale_by(layer, writes, ratio)
 
 
-def _by_one(layer: Layer, writes: Int8, ratio: float) -> Layer:
+def _scale_by(layer: Layer, writes: Int8, ratio: float) -> Layer:
     factor, shift = multipliers(np.array([ratio]))
     return _rescale(layer, writes, shift, multiplier=int(factor[0]))
 
@@ -192,7 +192,7 @@ def _reduce(nest: Reduce, layer: Layer) -> Layer:
     if nest.op != "sum":
         return layer
     if (scales := layer.tables.get("scale")) is None:
-        return _by_one(layer, writes, reads.scale * nest.scale / writes.scale)
+        return _scale_by(layer, writes, reads.scale * nest.scale / writes.scale)
     ratios = np.asarray(scales.values()) * (reads.scale / writes.scale)
     factors, shift = multipliers(ratios)
     words = Table(lambda: pack(np.zeros_like(factors), factors), scales.sources)
@@ -213,7 +213,7 @@ def _elementwise(nest: Map, layer: Layer) -> Layer:
     second = cast("Int8", int8_format(layer.inputs[1].dtype))
     layer = dataclasses.replace(layer, clamp=_limits(layer, 1))
     if mode is Mode.PRODUCT:
-        return _by_one(layer, writes, reads.scale * second.scale / writes.scale)
+        return _scale_by(layer, writes, reads.scale * second.scale / writes.scale)
     _, shift = sum_multipliers(layer.steps[0].op, (reads, second), writes)
     return _rescale(layer, writes, shift)
 

@@ -71,7 +71,7 @@ def _random(plan: Plan, seed: int, count: int) -> list[dict[str, Tensor]]:
 
 
 def _formats(graph: Graph) -> dict[str, tuple[float, float]]:
-    """What inputs can be in the formats that a model itself gives them."""
+    """The ranges of inputs in the formats that a model itself gives them."""
     nodes, found = graph.nodes, dict[str, tuple[float, float]]()
     data = {i.node: graph.weights.get(i.name) for i in graph.inputs if i.kind.is_weight}
     for i in graph.inputs_of(InputKind.INPUT) if all_have_data(graph.weights) else ():
@@ -99,7 +99,7 @@ def read_kept(directory: Path, number: int) -> dict[str, Tensor] | None:
 
 
 def source_of(plan: Plan) -> str:
-    """What values were looked at on, in words."""
+    """The inputs that ranges were taken from, in words."""
     given = str(plan.options.get("calibrate", RANDOM))
     return f"random inputs ({_DRAWN} frames)" if given == RANDOM else f"inputs of {given}"
 
@@ -121,7 +121,7 @@ def random_frames(
 
 
 def inputs_of(graph: Graph) -> dict[str, Tensor]:
-    """What the user gives a model, by name: tensors of the right shape and type."""
+    """The inputs that the user gives a model, by name: tensors of their shape and type."""
     kinds = (InputKind.INPUT, InputKind.VALUE)
     return {i.name: tensor(graph.nodes[i.node]) for i in graph.inputs if i.kind in kinds}
 

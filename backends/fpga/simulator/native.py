@@ -44,7 +44,7 @@ class Process:
 
 @dataclass(frozen=True)
 class Flow:
-    """What one stream saw.
+    """The traffic of one stream.
 
     Attributes:
         tokens: Tokens written.
@@ -63,7 +63,7 @@ class Flow:
 
 @dataclass(frozen=True)
 class Trace:
-    """What a simulation found.
+    """The result of a simulation.
 
     Attributes:
         ends: Per frame the cycle at which its last output token is visible: the maximum over the

@@ -33,10 +33,10 @@ from pipec.backends.fpga.cpp import identifier
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.designs import device_of, folders_of
 from pipec.backends.fpga.emit.link import (
-    Around,
+    Connections,
     Site,
-    around,
     board_design,
+    connect,
     connectivity,
     instance,
     pin,
@@ -63,7 +63,7 @@ _WAY = (("forward", "out"), ("saved", "in"), ("saved", "out"), ("backward", "in"
 """Kernels and sides that a value on chip comes through."""
 
 
-def ways(stage: TrainedStage) -> dict[str, dict[tuple[str, str], str]]:
+def saved_ports(stage: TrainedStage) -> dict[str, dict[tuple[str, str], str]]:
     """Value on chip to its port at every side: of ``forward``, ``saved`` twice, ``backward``."""
     designs, found = stage.designs, dict[str, dict[tuple[str, str], str]]()
     values = {p.value for p in designs["saved"].outputs} if "saved" in designs else set()
@@ -83,13 +83,13 @@ def connections(
     """
     pairs = [
         [(kernel, ends[kernel, way]) for kernel, way in two]
-        for ends in ways(stage).values()
+        for ends in saved_ports(stage).values()
         for two in (_WAY[:2], _WAY[2:])
     ]
     taken = {end for pair in pairs for end in pair}
     tops = {folder: top_name(design) for folder, design in designs.items()}
     kernels = {
-        folder: (design, _around(stage, design, fabric, {p for k, p in taken if k == folder}))
+        folder: (design, _connect(stage, design, fabric, {p for k, p in taken if k == folder}))
         for folder, design in designs.items()
     }
     if fabric is not None and fabric.has_platform:
@@ -111,14 +111,14 @@ def connections(
     return f"{CONNECTIONS}.tcl", board_design(name, cells, folders, joints=ends)
 
 
-def _around(
+def _connect(
     stage: TrainedStage, design: StageDesign, fabric: FpgaResources | None, inside: set[str]
-) -> Around:
-    """What a kernel is connected to, but for the ports that another one of its board feeds."""
+) -> Connections:
+    """The connections of a kernel, but for the ports that another one of its board feeds."""
     graphs = (stage.phases.F, stage.phases.B)
     arriving = {i.name for graph in graphs for i in graph.inputs if i.kind in CROSSING}
     leaving = {o.name for graph in graphs for o in graph.outputs if o.kind in CROSSING}
-    found = around(design, Site.on(fabric, crossing=sorted(arriving | leaving)))
+    found = connect(design, Site.of(fabric, crossing=sorted(arriving | leaving)))
     return dataclasses.replace(found, host=tuple(p for p in found.host if p not in inside))
 
 
@@ -172,7 +172,7 @@ def emit_stage(
     if stage.update is not None:
         designs["update"] = set_rates(stage.update, settings)
     for name, design in designs.items():
-        site = Site.on(fabric, alone=False)
+        site = Site.of(fabric, alone=False)
         write_stage(design, folder / name, frames[name], site=site)
         audit.check(folder / name)
     _write_state(stage, folder, weights)
@@ -222,7 +222,7 @@ def _rows(stage: TrainedStage) -> int:
 
 
 def training_record(stage: TrainedStage) -> dict[str, Any]:
-    """What ``training.json`` says."""
+    """The contents of ``training.json``."""
     fifos = _fifos(stage)
     return {
         "schema": 1,
@@ -260,7 +260,7 @@ def _fifos(stage: TrainedStage) -> dict[str, Json]:
             "fifo_depth": depths[value].depth,
             "fifo_width_bits": depths[value].token_bits,
         }
-        for value, ports in ways(stage).items()
+        for value, ports in saved_ports(stage).items()
     }
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from pipec.backends.fpga.training.kinks import other_sides
+from pipec.backends.fpga.training.kinks import apply_sides
 from pipec.backends.fpga.training.run import EmittedPipeline, TrainedRunner
 from pipec.compiler.comparison import Allowed, Comparison, compare
 from pipec.compiler.verify_training import add, compare_each, gradients_of, noise_of
@@ -65,7 +65,7 @@ def compare_emitted(
     by = Allowed(tolerance)
     comparisons = compare_each(found, want, stage_of, by)
     if not all(c.ok for c in comparisons):
-        sides = other_sides(program.stages, source.weights, batches, seed, boards.saved, tolerance)
+        sides = apply_sides(program.stages, source.weights, batches, seed, boards.saved, tolerance)
         if sides.relus + sides.maxima:
             add(want, sides.gradients)
             by = Allowed(tolerance, f"({sides})")

@@ -86,7 +86,7 @@ class Feature:
 
     @property
     def streams(self) -> tuple[Stream, Stream]:
-        """What leads into its FIFO, and the FIFO of all microbatches in flight."""
+        """The stream into its FIFO, and the FIFO of all microbatches in flight."""
         keep, depth = self.keep, self.sets * self.stream.tokens
         arriving = dataclasses.replace(
             self.stream, name=keep.inputs[0], depth=MIN_DEPTH, producer=None, consumer=keep.name
@@ -151,7 +151,7 @@ def make_saved_kernel(
 
 
 PREFIX = {"F": "f_", "B": "b_"}
-"""What the names of a phase's engines begin with."""
+"""The prefix of the names of a phase's engines."""
 
 
 @dataclass(frozen=True)
@@ -272,7 +272,7 @@ def _complete(
     # the kernel in between takes room too
     kept = [f for f in features if f.on_chip]
     between, waiting = sum((logic(f.keep) for f in kept), Resources()), [f.item for f in kept]
-    moved = dataclasses.replace(moved, limits=without(board, between).limits)
+    moved = dataclasses.replace(moved, limits=subtract(board, between).limits)
     least = fit_design(moved, board, waiting)
     if isinstance(least, Shortage):
         return least
@@ -293,7 +293,7 @@ def _reset_fifos(design: StageDesign) -> StageDesign:
     return dataclasses.replace(design, streams=streams)
 
 
-def without(board: Board, used: Resources) -> Board:
+def subtract(board: Board, used: Resources) -> Board:
     """The board with what a kernel takes gone."""
     fabric = board.fabric
     left = dataclasses.replace(
@@ -306,7 +306,7 @@ def without(board: Board, used: Resources) -> Board:
 
 
 _OUTPUT = re.compile(r"^out_[0-9]+_")
-"""What stands before the prefix in the name of a width converter at an output."""
+"""The text before the prefix in the name of a width converter at an output."""
 
 
 def _part(whole: StageDesign, name: str, prefix: str) -> StageDesign:

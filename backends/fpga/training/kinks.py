@@ -26,7 +26,7 @@ Tensors = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Sides:
-    """What other sides of ReLUs and other maxima of windows change.
+    """Changes by other sides of ReLUs and other maxima of windows.
 
     Attributes:
         relus: How many elements of ReLUs lie on another side.
@@ -44,7 +44,7 @@ class Sides:
         return ", ".join(f"{n} {what}" for n, what in counts if n)
 
 
-def other_sides(
+def apply_sides(
     stages: Sequence[StageProgram],
     weights: Mapping[str, Tensor],
     batches: Sequence[Mapping[str, Tensor]],
@@ -52,7 +52,7 @@ def other_sides(
     saved: Mapping[tuple[int, int], Mapping[str, Tensor]],
     tolerance: float,
 ) -> Sides:
-    """What follows from the sides that the kernels took.
+    """The changes that follow from the sides that the kernels took.
 
     Args:
         stages: Of the plan.
@@ -66,9 +66,9 @@ def other_sides(
     counts, gradients = [0, 0], Tensors()
 
     def turn(microbatch: int, stage: int, own: Tensors) -> Tensors:
-        """What a stage's B reads; counts what was put on the other side."""
+        """The values that a stage's B reads; counts those on the other side."""
         theirs = saved[stages[stage].index, microbatch]
-        found, *more = on_their_side(stages[stage], own, theirs, tolerance)
+        found, *more = copy_sides(stages[stage], own, theirs, tolerance)
         counts[:] = [a + b for a, b in zip(counts, more, strict=True)]
         return found
 
@@ -81,18 +81,18 @@ def other_sides(
     return Sides(counts[0], counts[1], gradients)
 
 
-def on_their_side(
+def copy_sides(
     stage: StageProgram, own: Tensors, theirs: Mapping[str, Tensor], tolerance: float
 ) -> tuple[Tensors, int, int]:
-    """What a stage saved in torch, elements on the other side as the kernels saved them.
+    """Values saved in torch, elements on the other side as the kernels saved them.
 
-    Values are by name; the tolerance is that of `other_sides`. Also how many elements of ReLUs and
+    Values are by name; the tolerance is that of `apply_sides`. Also how many elements of ReLUs and
     how many maxima were put there.
     """
     assert stage.training is not None
     found, relus, maxima = dict(own), 0, 0
     for name in own.keys() & theirs.keys():
-        found[name], count = _on_their_side(own[name], theirs[name], tolerance)
+        found[name], count = _copy_zeros(own[name], theirs[name], tolerance)
         relus += count
     for pool in _pools(stage.training.B):
         if pool[1] in theirs:
@@ -101,7 +101,7 @@ def on_their_side(
     return found, relus, maxima
 
 
-def _on_their_side(own: Tensor, theirs: Tensor, tolerance: float) -> tuple[Tensor, int]:
+def _copy_zeros(own: Tensor, theirs: Tensor, tolerance: float) -> tuple[Tensor, int]:
     """A saved tensor with the elements that are zero in one run alone as in the other."""
     if own.shape != theirs.shape or not own.is_floating_point() or not own.numel():
         return own, 0

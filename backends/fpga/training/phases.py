@@ -25,7 +25,7 @@ from torch import Tensor, fx
 from pipec.autodiff.model import Training
 from pipec.autodiff.recompute import is_random
 from pipec.backends.fpga.lowering.backward import RULES, layer_norm_backward
-from pipec.backends.fpga.lowering.rewrite import Emit, Rule, rewritten
+from pipec.backends.fpga.lowering.rewrite import Emit, Rule, rewrite
 from pipec.errors import BackendError
 from pipec.graph.extract import with_outputs
 from pipec.graph.ir import Graph, GraphInput, GraphOutput, InputKind, OutputKind, op_name, tensor
@@ -134,12 +134,12 @@ class Phases:
 
 
 def gradient_name(name: str) -> str:
-    """What the gradient of a value or weight is called on a board."""
+    """The name of the gradient of a value or weight on a board."""
     return f"grad_{name}"
 
 
 def name_saved(name: str) -> str:
-    """What a value is called on its way from F to B."""
+    """The name of a value on its way from F to B."""
     return f"saved_{name}"
 
 
@@ -150,10 +150,10 @@ def phases_of(training: Training, draws: Draws | None = None) -> Phases:
     """
     low = training.lower()
     rules = {**RULES, **_DROPOUT, **_layer_norm_rules(low.F)}
-    backward = _prune(floating_masks(low.B, rewritten(low.B, rules)))
+    backward = _prune(floating_masks(low.B, rewrite(low.B, rules)))
     read = {i.name for i in backward.inputs_of(InputKind.SAVED)}
     masks = masks_of(low.F, draws)
-    forward = rewritten(_forward(_stateful(low.F), read), rules)
+    forward = rewrite(_forward(_stateful(low.F), read), rules)
     drawn = (GraphInput(m.name, InputKind.INPUT, m.name) for m in masks)
     forward = _prune(forward.replace(inputs=(*forward.inputs, *drawn)))
     named = _rename(backward, {o.name for o in low.F.outputs_of(OutputKind.LOSS)})

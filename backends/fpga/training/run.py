@@ -134,7 +134,7 @@ class TrainedRunner:
         return found | {n: torch.tensor(c + 1) for n, c in self.record.counters.items()}
 
     def read_saved(self, microbatch: int) -> Tensors:
-        """What F saved of the last microbatch that it ran: on chip, and in rings."""
+        """The saved values of the last microbatch that F ran: on chip, and in rings."""
         found = dict(self.waiting[microbatch])
         for wire in self.forward_kernel.memories:
             if not wire.is_input:

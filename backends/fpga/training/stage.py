@@ -9,9 +9,9 @@ from pipec.backends.fpga.designs import board_of, cache_last, device_of, link_be
 from pipec.backends.fpga.engines.network import Network
 from pipec.backends.fpga.engines.parts import Memory
 from pipec.backends.fpga.memory import allocate, items_of
-from pipec.backends.fpga.search import Board, on
+from pipec.backends.fpga.search import Board, bind_to
 from pipec.backends.fpga.timing import stage_timing
-from pipec.backends.fpga.training.kernels import Kernels, kernels_on, networks_of, without
+from pipec.backends.fpga.training.kernels import Kernels, kernels_on, networks_of, subtract
 from pipec.backends.fpga.training.movers import SUMS, with_movers
 from pipec.backends.fpga.training.phases import Phases, gradient_name, phases_of
 from pipec.backends.fpga.training.update import ROW, UPDATED, Slice, layout, update_kernel
@@ -94,10 +94,10 @@ def make_stage(
         return TrainedStage(phases, kernels, None, (), sets)
     count, clock = ROW * (parameters[-1].first + parameters[-1].rows), board.fabric.clock_hz
     made = with_movers(update_kernel(count, board.limits.ddr / clock), UPDATED)
-    made = on(made, board, f"{name}_update")
+    made = bind_to(made, board, f"{name}_update")
     items = [item for e in made.engines for item in items_of(e)]
     update = allocate(made, [Memory.LUT] * len(items), items)  # it is small
-    kernels = kernels_on(networks, without(board, update.resources), name, phases, sets)
+    kernels = kernels_on(networks, subtract(board, update.resources), name, phases, sets)
     banks = {p.group: p.bank for p in kernels.B.ddr if p.group == SUMS}
     slotted = with_slots(update, board.device, banks)
     if slotted is None:
@@ -147,7 +147,7 @@ def _timing(plan: Plan, k: int, stage: TrainedStage) -> StageTiming:
 
 
 def _notes(stage: TrainedStage, device: Device) -> tuple[str, ...]:
-    """What moves through memory."""
+    """Notes on the values that move through memory."""
     features = stage.kernels.features
     spilled = [f for f in features if not f.on_chip]
     moved = sum(p.bytes_per_frame for k in (stage.kernels.F, stage.kernels.B) for p in k.ddr

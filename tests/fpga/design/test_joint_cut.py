@@ -7,7 +7,7 @@ import pytest
 
 from pipec.backends.fpga.banks import blocks_of
 from pipec.backends.fpga.cutting.chain import Chain, Cut, Order
-from pipec.backends.fpga.cutting.joint import METHOD, alive, interval_bound, joint_cut
+from pipec.backends.fpga.cutting.joint import METHOD, interval_bound, joint_cut, live_values
 from pipec.backends.fpga.demand import Demand, Demands, Group, Numbers
 from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.search import Board, Search
@@ -42,7 +42,7 @@ def test_a_board_reaches_as_far_as_it_holds(
     monkeypatch.setattr(demands, "at", lambda _: demand)
     monkeypatch.setattr(Demand, "fits", lambda self, _: len(self.groups) <= held)
     order, crossing = np.arange(units)[::-1].copy(), np.zeros((1, units))
-    cut = Chain([board] * 2, demands, 1.0).at(0, order, crossing)
+    cut = Chain([board] * 2, demands, 1.0).cut_at(0, order, crossing)
     assert (cut is not None) == (units <= 2 * held and units <= late)
     if cut is not None:
         assert cut.ends == (min(held, units - 1), units)
@@ -58,8 +58,8 @@ def test_the_least_step_is_found(least: int, monkeypatch: pytest.MonkeyPatch) ->
         """From some step on."""
         return Cut((0,), (2,), order) if step > least or (step == least and order[0]) else None
 
-    monkeypatch.setattr(Chain, "at", at)
-    found = Chain([Board(device("small", 500))], demands, 1.0).best(orders)
+    monkeypatch.setattr(Chain, "cut_at", at)
+    found = Chain([Board(device("small", 500))], demands, 1.0).find_best(orders)
     assert found is not None
     assert (found[0], found[1].order.tolist()) == (least, [1, 0])
 
@@ -185,8 +185,8 @@ def test_what_is_alive_crosses() -> None:
     values = [Value(0, [1, 2], bytes=8), Value(1, [3], bytes=2), Value(2, [3], bytes=4)]
     graph = cost_graph("abcd", {"x": [1, 1, 1, 1]}, values)
     units = make_units(graph, graph.bytes[None])
-    assert alive(graph, units, np.arange(4)) == [[0], [0, 1], [1, 2], []]
-    assert alive(graph, units, np.array([0, 2, 1, 3])) == [[0], [0, 2], [1, 2], []]
+    assert live_values(graph, units, np.arange(4)) == [[0], [0, 1], [1, 2], []]
+    assert live_values(graph, units, np.array([0, 2, 1, 3])) == [[0], [0, 2], [1, 2], []]
 
 
 def test_impossible_chain_has_no_cut() -> None:
@@ -194,7 +194,7 @@ def test_impossible_chain_has_no_cut() -> None:
     network = lower(plan.graph)
     demands = Demands(network, "float32", {layer.node: 0 for layer in network.layers}, 1)
     chain = Chain([Board(d) for d in plan.cluster.devices], demands, 1e-4)
-    assert chain.best([(np.zeros(1, np.int64), np.zeros((1, 1)))]) is None
+    assert chain.find_best([(np.zeros(1, np.int64), np.zeros((1, 1)))]) is None
 
 
 def test_compile_takes_this_road() -> None:

@@ -107,7 +107,7 @@ def test_dear_memory_makes_small_buffers() -> None:
     demand = Demands(network, "float32", {layer.node: 0 for layer in network.layers}).at(target)
     waits, slots = [], []
     for price in (0.1, 100.0):
-        choice = demand.cheapest(board.room, price)
+        choice = demand.find_cheapest(board.room, price)
         assert choice is not None
         waits.append(sum(item.bits for o in choice for item in o.held))
         slots.append(sum(o.sum_fixed(board.room.period)[-1] for o in choice))

@@ -17,7 +17,7 @@ from pipec.backends.fpga.engines.base import Layer
 from pipec.backends.fpga.engines.network import Network
 from pipec.backends.fpga.fifo import size_fifos
 from pipec.backends.fpga.folding import design_at
-from pipec.backends.fpga.inference import Accuracy, measure, of_golden
+from pipec.backends.fpga.inference import Accuracy, allow_golden, measure
 from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.numbers import decode, encode, roundoff
 from pipec.backends.fpga.quantise.bound import Bound, bounds_of
@@ -192,7 +192,7 @@ def test_test_benches_accept_what_the_bound_does(seed: int, dtype: str) -> None:
     port, stream = Port("y", "y", "s", (6,), (0,), "float32"), Stream("s", 1, 6, 1, dtype)
     design = StageDesign("stage0", (), {"s": stream}, (), (port,))
     golden = kept(want)
-    tolerance = of_golden(design, Golden({}, {"y": torch.from_numpy(want)}), allowed)
+    tolerance = allow_golden(design, Golden({}, {"y": torch.from_numpy(want)}), allowed)
     assert tolerance >= min(1, allowed)
     if tolerance < 1:
         peak, step = np.abs(golden).max(), 2**-4 if dtype == "ap_fixed<8,4>" else peak_step(golden)

@@ -28,7 +28,7 @@ from pipec.backends.fpga.engines.route import Concat
 from pipec.backends.fpga.fifo import size_fifos
 from pipec.backends.fpga.folding import design_at
 from pipec.backends.fpga.lowering.lower import lower
-from pipec.backends.fpga.numbers import Int8, covering, int8_format, multipliers
+from pipec.backends.fpga.numbers import Int8, fit_int8, int8_format, multipliers
 from pipec.backends.fpga.quantise.formats import formats_of, observe
 from pipec.backends.fpga.quantise.layers import quantise, weight_scale
 from pipec.cluster.cluster import parse_cluster
@@ -53,7 +53,7 @@ def test_a_format_is_its_name_and_rounds_to_the_nearest(
     form = Int8.of(scale, zero)
     assert int8_format(form.dtype) == form
     assert form.scale == float(np.float32(scale))
-    raw = int(form.raw(np.array(value)))
+    raw = int(form.quantise(np.array(value)))
     low, high = form.range
     best = min(max(value, low), high)
     assert abs((raw - zero) * form.scale - best) <= form.scale * (0.5 + 2**-16)
@@ -62,12 +62,12 @@ def test_a_format_is_its_name_and_rounds_to_the_nearest(
 @given(a=st.floats(-100, 100), b=st.floats(-100, 100), symmetric=st.booleans())
 def test_a_format_covers_the_range_and_zero(a: float, b: float, *, symmetric: bool) -> None:
     low, high = sorted((a, b))
-    form = covering(low, high, symmetric=symmetric)
+    form = fit_int8(low, high, symmetric=symmetric)
     assert not symmetric or form.zero == 0
-    assert float(form.real(form.raw(np.array(0.0)))) == 0.0
+    assert float(form.dequantise(form.quantise(np.array(0.0)))) == 0.0
     at_most = 0.5 * form.scale * 1.001 + 1e-30
     for value in (low, high, 0.0):
-        assert abs(float(form.real(form.raw(np.array(value)))) - value) <= at_most * 2
+        assert abs(float(form.dequantise(form.quantise(np.array(value)))) - value) <= at_most * 2
 
 
 @given(st.lists(st.floats(1e-6, 1e3), min_size=1, max_size=8))
@@ -199,7 +199,7 @@ def test_convolution_agrees_with_the_one_of_onnxruntime(tmp_path: Path) -> None:
     session = save(
         tmp_path / "one.onnx", [node], tables, TensorProto.INT8, (6, 12, 12), (10, 12, 12)
     )
-    (theirs,) = session.run(None, {"x": reads.raw(x.numpy())})
+    (theirs,) = session.run(None, {"x": reads.quantise(x.numpy())})
     ours = np.rint(found.numpy() / writes.scale) + writes.zero
     off = np.abs(ours - np.asarray(theirs).astype(np.float64))
     assert off.max() <= 1

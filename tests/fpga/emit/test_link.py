@@ -8,7 +8,7 @@ import pytest
 
 from pipec.backends.fpga.banks import ddr_ports, with_banks
 from pipec.backends.fpga.design import Port, StageDesign, Stream
-from pipec.backends.fpga.emit.link import Around, Site, around, block_design, link_cfg
+from pipec.backends.fpga.emit.link import Connections, Site, block_design, connect, link_cfg
 from pipec.backends.fpga.emit.stage import texts_of
 from pipec.backends.fpga.engines.mvu import Mvu
 from pipec.backends.fpga.fifo import size_fifos
@@ -37,7 +37,7 @@ def design() -> StageDesign:
 def test_link_cfg_leads_every_port_somewhere(design: StageDesign) -> None:
     inputs, outputs = ([n for n in ports_of(design) if n.startswith(p)] for p in ("in_", "out_"))
     crossing = [ports_of(design)[outputs[0]].port.value]
-    text = link_cfg(design, around(design, Site(crossing=crossing, banks=BANKS)))
+    text = link_cfg(design, connect(design, Site(crossing=crossing, banks=BANKS)))
     packets = "stage0_link_tx_1"  # a row of four numbers is half a beat
     assert f"stream_connect=stage0_top_1.{outputs[0]}:{packets}.{outputs[0]}\n" in text
     assert f"stream_connect={packets}.out:krnl_aurora_1.tx_axis\n" in text
@@ -50,7 +50,7 @@ def test_link_cfg_leads_every_port_somewhere(design: StageDesign) -> None:
 
 
 def test_every_stream_of_the_host_has_a_mover_in_a_bank_of_its_own(design: StageDesign) -> None:
-    text = link_cfg(design, around(design, Site(platform=True, banks=BANKS, hosted=True)))
+    text = link_cfg(design, connect(design, Site(platform=True, banks=BANKS, hosted=True)))
     banks = dict(re.findall(r"^sp=(\w+\.\w+):(\S+)$", text, re.MULTILINE))
     moved = {pin: bank for pin, bank in banks.items() if "_move_" in pin}
     own = {bank for pin, bank in banks.items() if pin not in moved}
@@ -75,7 +75,7 @@ def test_a_mover_says_how_much_memory_it_works_in(design: StageDesign) -> None:
 def test_cores_on_both_sides_of_a_board_are_one_kernel(several: StageDesign) -> None:
     ports = {**ports_of(several)}
     values = [wire.port.value for wire in ports.values()]
-    text = link_cfg(several, around(several, Site(crossing=values)))
+    text = link_cfg(several, connect(several, Site(crossing=values)))
     assert "nk=krnl_aurora:2:krnl_aurora_0,krnl_aurora_1\n" in text
 
 
@@ -88,7 +88,7 @@ def several() -> StageDesign:
     return found
 
 
-def sending(text: str, found: Around) -> dict[str, str]:
+def sending(text: str, found: Connections) -> dict[str, str]:
     """The streams that a configuration connects; every value sent goes to the link's kernel."""
     streams = dict(re.findall(r"^stream_connect=(\S+):(\S+)$", text, re.MULTILINE))
     for port in found.sends:
@@ -98,7 +98,7 @@ def sending(text: str, found: Around) -> dict[str, str]:
 
 def test_several_values_share_a_link(several: StageDesign) -> None:
     values = [port.value for port in several.outputs]
-    found = around(several, Site(crossing=values))
+    found = connect(several, Site(crossing=values))
     text = link_cfg(several, found)
     streams = sending(text, found)
     assert streams["stage0_link_tx_1.out"] == "krnl_aurora_1.tx_axis"
@@ -114,7 +114,7 @@ def test_several_values_share_a_link(several: StageDesign) -> None:
 @pytest.mark.parametrize("count", [1, 2])
 def test_udp_takes_every_value_in_packets(several: StageDesign, count: int) -> None:
     values = [port.value for port in several.outputs][:count]
-    found = around(several, Site(crossing=values))
+    found = connect(several, Site(crossing=values))
     text = link_cfg(several, found, udp=True)
     streams = sending(text, found)
     assert streams["stage0_link_tx_1.out"] == "networklayer_1.S_AXIS_sk2nl"
@@ -134,7 +134,7 @@ def test_udp_takes_every_value_in_packets(several: StageDesign, count: int) -> N
 
 def test_a_block_design_has_both_directions_of_a_shared_link(several: StageDesign) -> None:
     values = [port.value for port in several.outputs]
-    found = around(several, Site(crossing=values))
+    found = connect(several, Site(crossing=values))
     text = block_design(several, found)
     for end in ("USER_DATA_M_AXIS_RX", "USER_DATA_S_AXIS_TX", "GT_SERIAL_RX", "GT_SERIAL_TX"):
         assert text.count(f"aurora_1/{end}]") == 1
@@ -155,12 +155,12 @@ def test_widths_of_a_link_fit(lanes: int, tokens: int, way: str) -> None:
     port = Port("v", "v", "v", (tokens, lanes), (0, 1), "float32")
     inputs, outputs = ((port,), ()) if way == "rx" else ((), (port,))
     stage = StageDesign("stage0", (), {"v": stream}, inputs, outputs, part="p")
-    text = block_design(stage, around(stage, Site(crossing=["v"])))
+    text = block_design(stage, connect(stage, Site(crossing=["v"])))
     width = 4 * lanes
     beats = -(-tokens * width // 32)  # of the link, the last one filled up
     direct = 32 * beats == tokens * width and 32 % min(width, 32) == 0 == max(width, 32) % 32
     assert (f"link_{way}" not in text) == direct
-    link = re.findall(rf"link_{way}", link_cfg(stage, around(stage, Site(crossing=["v"]))))
+    link = re.findall(rf"link_{way}", link_cfg(stage, connect(stage, Site(crossing=["v"]))))
     assert (not link) == direct
     takes = re.findall(r"S_TDATA_NUM_BYTES (\d+) CONFIG.M_TDATA_NUM_BYTES (\d+)", text)
     if not direct:
@@ -173,7 +173,7 @@ def test_widths_of_a_link_fit(lanes: int, tokens: int, way: str) -> None:
 
 def test_block_design_connects_every_port_once(design: StageDesign) -> None:
     crossing = [ports_of(design)[n].port.value for n in ports_of(design)]
-    text = block_design(design, around(design, Site(crossing=crossing)))
+    text = block_design(design, connect(design, Site(crossing=crossing)))
     assert text.count("[") == text.count("]")
     kernel = re.findall(r"kernel/(\w+)", text)
     wanted = {f"m_axi_{p.bundle}" for p in pointers(design)} | set(ports_of(design))
@@ -189,7 +189,7 @@ def test_block_design_connects_every_port_once(design: StageDesign) -> None:
 def test_memory_ports_reach_their_controller_through_interconnects_of_sixteen(
     design: StageDesign, count: int
 ) -> None:
-    found = replace(around(design, Site()), banks={f"b{k}": "DDR[0]" for k in range(count)})
+    found = replace(connect(design, Site()), banks={f"b{k}": "DDR[0]" for k in range(count)})
     text = block_design(design, found)
     sizes = dict(re.findall(r"NUM_SI (\d+) \[get_bd_cells (ddr4_0_\w+)\]", text))
     assert max(map(int, sizes)) <= 16

@@ -11,7 +11,7 @@ import pytest
 
 from pipec.backends.fpga.banks import ddr_ports
 from pipec.backends.fpga.csim.build import BOUNDED, build
-from pipec.backends.fpga.csim.run import compare_timing, handshakes
+from pipec.backends.fpga.csim.run import compare_timing, run_timed
 from pipec.backends.fpga.design import StageDesign, Stream
 from pipec.backends.fpga.emit.stage import Golden, write_stage
 from pipec.backends.fpga.engines.mvu import Mvu
@@ -55,7 +55,7 @@ def emitted(name: str, directory: Path, change: Change = unchanged) -> StageDesi
 def timed(design: StageDesign, directory: Path) -> TimedCheck | str:
     """The timed build beside the simulator; the error where its outputs are wrong."""
     try:
-        found = handshakes(directory, FRAMES)
+        found = run_timed(directory, FRAMES)
     except BackendError as error:
         return str(error)
     return compare_timing(design.name, simulate_stage(design, FRAMES, call=True), found, FRAMES)
@@ -95,7 +95,7 @@ def test_any_depths_give_the_same_cycles(tmp_path: Path, name: str, seed: int) -
     design = emitted(name, tmp_path, change)
     want = simulate_stage(design, FRAMES, record=True, call=True)
     assert sum(flow.full for flow in want.flows.values()) > 1_000
-    found = handshakes(tmp_path, FRAMES, keep=True)
+    found = run_timed(tmp_path, FRAMES, keep=True)
     assert {n: tuple(map(int, found[n][2:])) for n in want.handshakes} == want.handshakes
 
 
@@ -106,7 +106,7 @@ def test_a_skip_path_too_shallow_deadlocks_in_both(tmp_path: Path) -> None:
     with pytest.raises(BackendError) as simulated:
         simulate_stage(design, FRAMES, call=True)
     with pytest.raises(BackendError) as timed:
-        handshakes(tmp_path, FRAMES)
+        run_timed(tmp_path, FRAMES)
     bounded = subprocess.run(
         [build(tmp_path, BOUNDED), tmp_path, str(FRAMES)],
         capture_output=True,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import pipec
-from pipec.backends.fpga.training.kinks import other_sides
+from pipec.backends.fpga.training.kinks import apply_sides
 from pipec.compiler.verify_training import add, chain_stages, gradients_of
 from pipec.frontends.trace import Loss, trace
 from pipec.graph.ir import InputKind, Source
@@ -77,7 +77,7 @@ def autograd(held: Tensors) -> Tensors:
 @given(st.sets(st.integers(0, WIDTH - 1), min_size=1, max_size=2), st.sampled_from([1e-7, -1e-7]))
 def test_gradients_on_the_other_side_of_zero_are_explained(units: set[int], theirs: float) -> None:
     here, there = weights(units, -theirs), weights(units, theirs)
-    sides = other_sides(
+    sides = apply_sides(
         Program.of(plan()).stages, here, batches(), 0, saved_with(there), tolerance=1e-5
     )
     assert (sides.relus, sides.maxima) == (len(units) * ROWS * BATCHES, 0)
@@ -92,9 +92,9 @@ def test_values_further_from_zero_than_rounding_explain_nothing() -> None:
     """A kernel that is wrong there stays wrong, and so does one that saved other values."""
     stages, units = Program.of(plan()).stages, {1, 4}
     here, there = weights(units, -1e-7), weights(units, 1e-3)
-    assert other_sides(stages, here, batches(), 0, saved_with(there), 1e-5).gradients == {}
+    assert apply_sides(stages, here, batches(), 0, saved_with(there), 1e-5).gradients == {}
     same = {at: {n: 1.5 * v for n, v in s.items()} for at, s in saved_with(here).items()}
-    assert other_sides(stages, here, batches(), 0, same, 1.0).relus == 0
+    assert apply_sides(stages, here, batches(), 0, same, 1.0).relus == 0
 
 
 SIZE = 6
@@ -148,7 +148,7 @@ def test_gradients_of_another_maximum_are_explained(
     held, here = tied(made, pixels, gap)
     _, there = tied(made, pixels, -gap)
     saved = saved_by(made, held, [there])
-    sides = other_sides(Program.of(made).stages, held, [here], 0, saved, tolerance=1e-5)
+    sides = apply_sides(Program.of(made).stages, held, [here], 0, saved, tolerance=1e-5)
     got, want = gradients(made, held, here), gradients(made, held, there)
     assert sides.relus == 0
     assert sides.maxima >= 1
@@ -172,9 +172,9 @@ def test_other_places_explain_nothing(shape: tuple[int, int, int, int], wrong: s
         places[0, 0, 0, 0] = SIZE * SIZE - 1
         places[0, 0, -1, -1] = SIZE * SIZE * 7
     stages = Program.of(made).stages
-    assert other_sides(stages, held, [here], 0, saved, 1e-5).gradients == {}
+    assert apply_sides(stages, held, [here], 0, saved, 1e-5).gradients == {}
     if wrong == "outside":
-        assert other_sides(stages, held, [here], 0, saved, 1e9).maxima == 0
+        assert apply_sides(stages, held, [here], 0, saved, 1e9).maxima == 0
 
 
 def test_a_gradient_that_is_zero_but_for_rounding_is_no_error(tmp_path: Path) -> None:

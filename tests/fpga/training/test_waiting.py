@@ -132,7 +132,7 @@ def test_weights_leave_the_chip_where_only_fifos_in_memory_make_room(
         return true(design, *others) if streams else Shortage((), of_memory=True)  # type: ignore[arg-type]
 
     monkeypatch.setattr(on_board, "fit_design", small)
-    monkeypatch.setattr(Demand, "cheapest", lambda *_: None)
+    monkeypatch.setattr(Demand, "find_cheapest", lambda *_: None)
     found = Search(network, board, movable=may_wait, waiting=()).best()
     loads = {e.name for e in found.engines if isinstance(e.nest, Load)}
     assert loads == {f"{layer}_load" for layer in blocks_of(network)}
