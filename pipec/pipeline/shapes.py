@@ -22,6 +22,7 @@ from pipec.frontends.load import load
 from pipec.frontends.pt2 import was_trusted
 from pipec.frontends.reload import load_options
 from pipec.frontends.torch_module import from_module
+from pipec.graph.eager import EAGER
 from pipec.graph.ir import Graph
 from pipec.plan.model import Partition, Plan, cut_stages
 from pipec.runtime.program import Program
@@ -221,8 +222,13 @@ def _forward(plan: Plan, devices: int, microbatches: int) -> Schedule:
 
 
 def _describe(node: fx.Node) -> str:
-    """A node's op with the arguments that are no nodes: a name says nothing of what is computed."""
+    """A node's op with the arguments that are no nodes: a name says nothing of what is computed.
+
+    What an eager part's call keeps and costs is left out, for it depends on values.
+    """
     args = fx.map_arg((node.args, node.kwargs), lambda _: None)
+    if node.target is EAGER:
+        args = args[0][:3]
     return f"{node.target}{args}"
 
 

@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import pipec
 from pipec.errors import PipecError
 from pipec.graph.eager import is_tape
 from tests.cli.running import Pipec
-from tests.runtime.eager_models import CASES, Branch, Watched, chain
+from tests.runtime.eager_models import CASES, Branch, Loop, Watched, chain
 from tests.runtime.test_eager import batches, compiled, found_out, named, seeded, sgd
 
 FACTORY = """
@@ -125,6 +126,16 @@ def test_evaluation_and_other_shapes_run_the_same_modules() -> None:
         want = seeded(case)(few["input"])
     assert torch.allclose(before.outputs["output"], want, atol=1e-6)
     assert loss == pytest.approx(float(case.loss(want, few["target"])), abs=1e-6)
+
+
+def test_a_model_is_the_same_whatever_way_its_values_take() -> None:
+    """It is traced anew on zeros, where this part runs once, so that autograd keeps less of it."""
+    model, x = nn.Sequential(Loop(), nn.Linear(8, 8)), torch.full((4, 8), 1 / 32)
+    assert int(x.sum()) == 1
+    plan = pipec.compile(model, x, "1xcpu", loss=(F.mse_loss, x), eager=True, microbatches=1)
+    with pipec.Pipeline(plan, optimizer=sgd, model=model, loss=F.mse_loss) as pipeline:
+        found = pipeline.evaluate([{"input": x, "target": x}]).loss
+    assert found == pytest.approx(float(F.mse_loss(model(x), x).detach()))
 
 
 def test_memory_that_autograd_keeps_is_in_the_plan_and_freed() -> None:
