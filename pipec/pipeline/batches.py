@@ -38,9 +38,17 @@ class Splitter:
         """The rows of one microbatch."""
         return len(inputs[self._split[0]]) if self._split else 1
 
-    def zeros(self, shape: Shape) -> dict[str, torch.Tensor]:
-        """A microbatch of a shape, of the dtypes that the model reads."""
-        return {n: torch.zeros(s, dtype=self._dtypes[n]) for n, s in shape}
+    def draw(self, shape: Shape) -> dict[str, torch.Tensor]:
+        """A microbatch of a shape, of the dtypes that the model reads; the same on every rank.
+
+        Integers are zeros, which index all tables; others are normal, for eager parts run on them.
+        """
+        made = {n: torch.zeros(s, dtype=self._dtypes[n]) for n, s in shape}
+        generator = torch.Generator().manual_seed(0)
+        for t in made.values():
+            if t.is_floating_point():
+                t.normal_(generator=generator)
+        return made
 
     def split(self, batch: Batch) -> list[dict[str, torch.Tensor]]:
         """The microbatches of a batch; fewer than the schedule has if the batch is small.

@@ -398,7 +398,7 @@ class Pipeline:
             self._shapes[self._splitter.compiled] = 0, self._counts_of(self.plan.graph)
         if shape not in self._shapes:
             self._check_model()
-            program = self._retraced.training(self._splitter.zeros(shape))
+            program = self._retraced.training(self._splitter.draw(shape))
             numbers = [e.add_shape(program) for e in self._runner.executors]
             self._shapes[shape] = numbers[0], self._counts_of(program.plan.graph)
         return self._shapes[shape]
@@ -406,7 +406,7 @@ class Pipeline:
     def _check_model(self) -> None:
         """See once, before a module is traced again, that the plan was made of it."""
         if not self._compared:
-            self._retraced.check_model(self._splitter.zeros(self._splitter.compiled))
+            self._retraced.check_model(self._splitter.draw(self._splitter.compiled))
             self._compared = True
 
     def _evaluation_shape(self, shape: Shape) -> tuple[int, list[Count]]:
@@ -414,7 +414,7 @@ class Pipeline:
         assert self.plan.schedule is not None
         if shape not in self._evaluations:
             self._check_model()
-            inputs, microbatches = self._splitter.zeros(shape), self.plan.schedule.microbatches
+            inputs, microbatches = self._splitter.draw(shape), self.plan.schedule.microbatches
             self._evaluations[shape] = self._retraced.evaluation(inputs, microbatches)
         program = self._evaluations[shape]
         return list(self._evaluations).index(shape), self._counts_of(program.plan.graph)

@@ -226,10 +226,8 @@ def _describe(node: fx.Node) -> str:
 
     What an eager part's call keeps and costs is left out, for it depends on values.
     """
-    args = fx.map_arg((node.args, node.kwargs), lambda _: None)
-    if node.target is EAGER:
-        args = args[0][:3]
-    return f"{node.target}{args}"
+    args = node.args[:3] if node.target is EAGER else node.args
+    return f"{node.target}{fx.map_arg((args, node.kwargs), lambda _: None)}"
 
 
 def _shapes(inputs: Mapping[str, torch.Tensor]) -> str:

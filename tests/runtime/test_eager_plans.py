@@ -16,7 +16,7 @@ import pipec
 from pipec.errors import PipecError
 from pipec.graph.eager import is_tape
 from tests.cli.running import Pipec
-from tests.runtime.eager_models import CASES, Branch, Loop, Watched, chain
+from tests.runtime.eager_models import CASES, Branch, Loop, Part, Watched, chain
 from tests.runtime.test_eager import batches, compiled, found_out, named, seeded, sgd
 
 FACTORY = """
@@ -128,14 +128,34 @@ def test_evaluation_and_other_shapes_run_the_same_modules() -> None:
     assert loss == pytest.approx(float(case.loss(want, few["target"])), abs=1e-6)
 
 
-def test_a_model_is_the_same_whatever_way_its_values_take() -> None:
-    """It is traced anew on zeros, where this part runs once, so that autograd keeps less of it."""
-    model, x = nn.Sequential(Loop(), nn.Linear(8, 8)), torch.full((4, 8), 1 / 32)
-    assert int(x.sum()) == 1
+@pytest.mark.parametrize("total", [0, 1, 2])
+def test_a_model_is_the_same_whatever_way_its_values_take(total: int) -> None:
+    """It is traced anew on other values, and a part that runs less often keeps less."""
+    model, x = nn.Sequential(Loop(), nn.Linear(8, 8)), torch.full((4, 8), total / 32)
     plan = pipec.compile(model, x, "1xcpu", loss=(F.mse_loss, x), eager=True, microbatches=1)
     with pipec.Pipeline(plan, optimizer=sgd, model=model, loss=F.mse_loss) as pipeline:
         found = pipeline.evaluate([{"input": x, "target": x}]).loss
     assert found == pytest.approx(float(F.mse_loss(model(x), x).detach()))
+
+
+class Normed(Part):
+    """It refuses what has no length."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        length = float(x.detach().norm())
+        if length == 0:
+            raise ValueError("no length")
+        return torch.tanh(self.inner(x)) / length
+
+
+def test_a_batch_of_another_shape_is_traced_on_values_like_those_of_a_model() -> None:
+    model, x = nn.Sequential(Normed(), nn.Linear(8, 8)), torch.randn(6, 8)
+    loss = F.mse_loss
+    plan = pipec.compile(model, x[:4], "1xcpu", loss=(loss, x[:4]), eager=True, microbatches=2)
+    with pipec.Pipeline(plan, optimizer=sgd, model=model, loss=loss) as pipeline:
+        found = pipeline.step({"input": x, "target": x}).loss  # 4 rows, then 2
+    parts = [float(loss(model(p), p).detach()) * len(p) / len(x) for p in (x[:4], x[4:])]
+    assert found == pytest.approx(sum(parts))
 
 
 def test_memory_that_autograd_keeps_is_in_the_plan_and_freed() -> None:
