@@ -72,7 +72,7 @@ def check_limit(name: str, used: float, limit: float) -> list[str]:
     """One exceeded limit in words; nothing if it is kept.
 
     Example:
-        >>> too_much("DSP", 1_200.5, 1_000.0), too_much("DSP", 1_000.0, 1_000.0)
+        >>> check_limit("DSP", 1_200.5, 1_000.0), check_limit("DSP", 1_000.0, 1_000.0)
         (['1,201 DSP of 1,000 (201 too many)'], [])
     """
     if used <= limit * (1 + 1e-9):

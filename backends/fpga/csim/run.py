@@ -125,7 +125,7 @@ def filter_output(output: str) -> str:
     r"""The messages of a test bench, without those of outputs that are right.
 
     Example:
-        >>> complaints("out_a  max error 0: ok\nout_b  max error 1: FAILED\n")
+        >>> filter_output("out_a  max error 0: ok\nout_b  max error 1: FAILED\n")
         'out_b  max error 1: FAILED'
     """
     lines = output.strip().splitlines()
