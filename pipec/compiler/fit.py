@@ -35,7 +35,7 @@ from pipec.residency.problem import RECOMPUTE, Problem
 from pipec.schedule.action import ActionKind
 from pipec.schedule.channels import ChannelKind
 from pipec.schedule.in_flight import Turns, in_flight
-from pipec.schedule.registry import generate, placing
+from pipec.schedule.registry import generate, placing, spell, with_options
 from pipec.schedule.schedule import Schedule
 from pipec.simulate.timeline import Timeline
 
@@ -372,10 +372,6 @@ class Fit:
         sharing = max(len(self._stages_of(d)) for d in place.forward[stage])
         return devices[ahead].host_bandwidth / sharing if self.host else 0.0
 
-    @property
-    def _spelled(self) -> str:
-        return format_options(self.schedule.name, placing(self.schedule))
-
     def check_static(self) -> None:
         """Refuse at once where weights and what belongs to them are above a limit.
 
@@ -388,8 +384,8 @@ class Fit:
             return
         more = ["more stages"] + [_OPTIMIZER] * (STATE_WAITS not in self.plan.options)
         raise PassError(
-            f"schedule {self._spelled} does not fit device {device}: weights, their gradients and "
-            "the optimizer's state alone are above its memory",
+            f"schedule {spell(self.schedule)} does not fit device {device}: weights, their "
+            "gradients and the optimizer's state alone are above its memory",
             where=f"{self.limits[device]:,.0f} bytes of memory",
             got=f"{self.static.peak_bytes[device]:,.0f} bytes at least, nothing saved",
             want=f"{self.limits[device]:,.0f} bytes: {over[device]:,.0f} bytes short",
@@ -404,7 +400,7 @@ class Fit:
         peak, limit = found.timeline.peak_bytes[device], self.limits[device]
         allowed = {"move": self.host, "be recomputed": self.recompute}
         return PassError(
-            f"schedule {self._spelled} does not fit device {device}, with all that may "
+            f"schedule {spell(self.schedule)} does not fit device {device}, with all that may "
             + " or ".join(a for a in allowed if allowed[a]),
             where=f"{limit:,.0f} bytes of memory",
             got=f"{peak:,.0f} bytes at least",
@@ -415,8 +411,8 @@ class Fit:
     def _other(self, plan: Plan) -> str | None:
         """A schedule, or a count of microbatches, with which the stages of a plan fit."""
         name, m, n = self.schedule.name, self.schedule.microbatches, len(self.plan.stages)
-        placed, given = placing(self.schedule), self.schedule.options
-        others = {k: v for k, v in placed.items() if k != "chunks"}
+        given = self.schedule.options
+        others = {k: v for k, v in placing(self.schedule).items() if k != "chunks"}
         tries = (name, given, m // 2), ("1f1b", others, m), ("1f1b", others, max(n, m // 2))
         for other, options, count in tries:
             if count < 1 or (other, count) == (name, m):
@@ -429,7 +425,7 @@ class Fit:
             except PipecError:
                 continue
             if (peaks <= self.limits).all():
-                order = format_options(other, placed if options is given else others)
+                order = spell(self.schedule) if options is given else format_options(other, others)
                 return f"schedule {order} with {count} microbatches fits"
         return None
 
@@ -437,12 +433,11 @@ class Fit:
         """What would fit, or may: other schedules, more freedom."""
         if other := self._other(plan):
             return other
-        name, placed = self.schedule.name, placing(self.schedule)
         more = [t for t, able in (("recompute=true", self.recompute), ("insert-offload", self.host))
                 if not able]  # fmt: skip
         if self.schedule.rule.alike and ActionKind.I not in self.schedule.kind:  # it yields to W
             more.append("differentiate{recompute=all}")
         more += ["fewer microbatches in flight", "more stages"]
         if self.host and self.schedule.rule.flush and "parts" not in self.schedule.options:
-            more.append(f"stages in parts ({format_options(name, {**placed, 'parts': 4})})")
+            more.append(f"stages in parts ({with_options(spell(self.schedule), parts=4)})")
         return f"{', '.join(more)} take less memory, but perhaps still too much"

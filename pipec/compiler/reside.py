@@ -20,12 +20,11 @@ from pipec.compiler.timeline import plan_timeline
 from pipec.compiler.working import Rewrites
 from pipec.cost.table import CostTable
 from pipec.errors import PassError
-from pipec.options import format_options
 from pipec.plan.model import STATE_WAITS, HostSlot, Plan, Stage
 from pipec.schedule.action import ActionKind
 from pipec.schedule.channels import ChannelKind
 from pipec.schedule.offload import insert_offload
-from pipec.schedule.registry import generate, placing
+from pipec.schedule.registry import generate, spell
 from pipec.schedule.schedule import Schedule
 from pipec.schedule.steps import insert_state
 from pipec.simulate.costs import takes_costs
@@ -141,8 +140,7 @@ def check_limit(plan: Plan, timeline: Timeline) -> None:
     peak = max(timeline.peak_bytes)
     if isinstance(limit, float) and peak > limit:
         assert plan.schedule is not None
-        name = format_options(plan.schedule.name, placing(plan.schedule))
-        count = plan.schedule.microbatches
+        name, count = spell(plan.schedule), plan.schedule.microbatches
         raise PassError(
             "saved values were fitted to a limit for another schedule than the one that is run",
             where=f"device {timeline.peak_bytes.index(peak)}",

@@ -166,6 +166,24 @@ def placing(schedule: Schedule) -> dict[str, object]:
     return {k: v for k, v in given if isinstance(v, int)}
 
 
+def spell(schedule: Schedule) -> str:
+    """A schedule's name with its options as a user writes them, defaults and costs left out.
+
+    Example:
+        >>> spell(generate("zb-h1", 4, 8, memory=2)), spell(generate("pipedream", 2, 8))
+        ('zb-h1{memory=2}', 'pipedream')
+    """
+    own = inspect.signature(generator(schedule.name)).parameters if schedule.name in names() else {}
+    usual = {"adjacent": "stages", **{k: p.default for k, p in own.items()}}
+    kept = placing(schedule)
+    for k, v in schedule.options.items():
+        numbers = v if isinstance(v, list | tuple) else ()
+        made = float in map(type, numbers) or set(numbers) == {1}
+        if v != usual.get(k) and not made:
+            kept.setdefault(k, v)
+    return format_options(schedule.name, kept)
+
+
 def without_parts(schedule: Schedule) -> Schedule:
     """The schedule that the stages of this one are parts of; itself if they are whole."""
     options = dict(schedule.options)
@@ -239,14 +257,13 @@ def stages_on(name: str, devices: int, microbatches: int) -> int:
         try:
             found = generate(name, stages, microbatches).devices
         except ScheduleError as error:
-            reason = reason or f"{error.what}: {error.got}"
+            reason = reason or f"{error.what}{'' if error.got is None else f': {error.got}'}"
             continue
         if found == devices:
             return stages
     raise ScheduleError(
         f"no number of stages of {name} fills the devices",
-        got=f"{devices} devices, {microbatches} microbatches",
-        want=reason or None,
+        got=f"{devices} devices, {microbatches} microbatches{reason and f': {reason}'}",
     )
 
 
