@@ -130,7 +130,7 @@ def test_all_that_pipefb_moves_between_devices_has_its_bytes_and_takes_their_tim
         ("4xv100", "interleaved{chunks=two}", "not a number"),
         ("4xv100", "interleaved{slices=2}", "no option 'slices'"),
         ("3xv100", "pipefb", "fills the devices"),
-        ("4xv100", "pipedream-2bw{replicas=2}", "microbatches: .* cannot be copied$"),
+        ("4xv100", "pipedream-2bw{replicas=2}", r"microbatches: .* cannot be copied\n"),
         ("4xv100", "interleaved{chunks=2", "brace is not closed"),
         ("4xv100", "pipedream{3,1}", "an option has no value"),
     ],
