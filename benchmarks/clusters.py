@@ -30,7 +30,7 @@ from pipec.compiler.complete import assemble
 from pipec.compiler.pass_manager import parse_pipeline, run_passes
 from pipec.compiler.timeline import timeline_of
 from pipec.cost import silicon as tables
-from pipec.cost.silicon import PREFIX, silicon, with_tables
+from pipec.cost.silicon import PREFIX, load_silicon, with_tables
 from pipec.cost.stage import MessageCost, StageCost
 from pipec.errors import CostError
 from pipec.frontends.torch_module import from_module
@@ -208,7 +208,7 @@ def _messages(cluster: Cluster, row: Row) -> dict[str, MessageCost]:
         way = tuple(Link(NETWORK / NODE, gpu.link_latency).seconds(float(n)) for n in sizes)
         ring = tuple(all_reduce_seconds(Link(NETWORK), 2, n) for n in sizes)
         return {gpu.kind: MessageCost(sizes, way, none, none, ring)}
-    measured = silicon(gpu.tables).messages(cluster, gpu.kind) if gpu.tables else None
+    measured = load_silicon(gpu.tables).messages(cluster, gpu.kind) if gpu.tables else None
     return {gpu.kind: measured} if measured else {}
 
 
@@ -312,7 +312,7 @@ def _default_costs() -> str:
 
 
 PARTS = {
-    "launch": lambda: setattr(silicon("a100_sxm"), "launch", 0.0),
+    "launch": lambda: setattr(load_silicon("a100_sxm"), "launch", 0.0),
     "alignment": lambda: setattr(tables, "MISALIGNED", 1.0),
     "activations kept": lambda: globals().update(RESERVED=1e15),
 }

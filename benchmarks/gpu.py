@@ -88,7 +88,7 @@ class Bench:
     def measure(self, plan: Plan, batch: Batch) -> Plan:
         """The plan with its stages' costs here."""
         found = Profiler(plan, batch, Settings(adam), compute=device_of(self.device))
-        return found.measure(SECONDS).on(plan, self.kind)
+        return found.measure(SECONDS).apply(plan, self.kind)
 
     def time_step(self, plan: Plan, timeline: Timeline, batch: Batch) -> tuple[float, int, float]:
         """Median seconds of a step, the most bytes held, and the share of copies that is hidden."""

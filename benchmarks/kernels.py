@@ -28,7 +28,7 @@ from pipec.compiler.profile import Profiler
 from pipec.cost.count import count
 from pipec.cost.measure import Both, Measuring, measure
 from pipec.cost.model import Roofline
-from pipec.cost.silicon import silicon
+from pipec.cost.silicon import load_silicon
 from pipec.frontends.trace import Loss, trace
 from pipec.graph.ir import Graph, InputKind, Source, op_name, tensors
 from pipec.plan.model import Plan
@@ -77,7 +77,7 @@ def table(title: str, graph: Graph, kind: str) -> list[tuple[str, float, float]]
         for value in tensors(graph.nodes[i.node])
     }
     nodes, whole = measure_layer(graph, inputs)
-    there, back = silicon(kind).seconds(graph, costs, device)
+    there, back = load_silicon(kind).seconds(graph, costs, device)
     found, sums = [], [0.0] * 5
     head = f"{title:34} {'forward, us':>12} {'roofline':>9} {'tables':>9} "
     print(f"{head}{'backward, us':>13} {'tables':>9}")

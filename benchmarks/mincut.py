@@ -22,7 +22,7 @@ from pipec.autodiff.rewrite import Replays
 from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.driver import make_plan
 from pipec.compiler.pass_manager import parse_pipeline
-from pipec.compiler.residency import StageWork, list_saved, stage_work
+from pipec.compiler.residency import StageWork, list_saved, list_work
 from pipec.compiler.working import values_of
 from pipec.cost.count import count
 from pipec.cost.model import Roofline
@@ -69,7 +69,7 @@ def work() -> StageWork:
     x = torch.randn(BATCH, LENGTH, WIDTH)
     graph = trace(model(), (x,), loss=Loss(loss_of), source=Source("memory", ""))
     passes = "simplify,annotate-cost,partition{stages=1},insert-comm,differentiate,time-stages"
-    (found,) = stage_work(make_plan(graph, CLUSTER, passes=parse_pipeline(passes)))
+    (found,) = list_work(make_plan(graph, CLUSTER, passes=parse_pipeline(passes)))
     return replace(found, forward_seconds=seconds(found.training.F.module))
 
 

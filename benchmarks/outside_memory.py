@@ -209,7 +209,7 @@ def plans(case: Case, schedule: str, device: str) -> tuple[dict[str, Plan], Batc
     last = f"schedule{{generator={generator}}},simulate"
     base = make_plan(graph, parse_cluster(f"2x{kind}"), passes=parse_pipeline(first))
     plain = run_passes(parse_pipeline(last), base)
-    base = Profiler(plain, batch, Settings(sgd), compute=compute).measure(0.0).on(base, kind)
+    base = Profiler(plain, batch, Settings(sgd), compute=compute).measure(0.0).apply(base, kind)
     found = {"plain": run_passes(parse_pipeline(last), base)}
     assert found["plain"].timeline is not None
     limit = SHARE * max(found["plain"].timeline.peak_bytes)

@@ -40,7 +40,7 @@ def run_enumerated() -> None:
         name = EVERY[seed % len(EVERY)]
         cluster = cluster_of(seed, generate(name, 2, MICROBATCHES).devices)
         search = search_of(costed(net(seed, 16), cluster), name, 2, MICROBATCHES)
-        best = search.best(list)
+        best = search.find_best(list)
         every = [search.predict(stage).seconds for stage in contiguous(search, 2)]
         worst, cuts = max(worst, best.timeline.seconds / min(every)), cuts + len(every)
         assert best.bound <= min(every) * SAME
@@ -68,7 +68,8 @@ def memory() -> None:
             there = [t.seconds for t, p in zip(every, peaks, strict=True) if p <= limit]
             devices = tight(base.cluster, limit)
             try:
-                found = search_of(base.replace(cluster=devices), name, 2, MICROBATCHES).best(list)
+                slow = search_of(base.replace(cluster=devices), name, 2, MICROBATCHES)
+                found = slow.find_best(list)
             except PartitionError:
                 missed += bool(there)
                 continue

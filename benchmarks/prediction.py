@@ -241,7 +241,7 @@ def measure(name: str, seconds: float, rounds: int, *, processor: bool) -> list[
         began = time.perf_counter()
         turn = window % len(made)
         for stages, profiler in profilers.items():  # runs follow the profile they are held against
-            costs = profiler.measure(0.3).on(by_stages[stages], "cpu")
+            costs = profiler.measure(0.3).apply(by_stages[stages], "cpu")
             for cell in [*made[turn:], *made[:turn]]:  # none is always the last
                 if cell.stages == stages:
                     cell.predict(costs)

@@ -140,7 +140,7 @@ class Stubs:
         settings = sleepers(plan, seconds)
         devices = max(stages, dist.get_world_size())  # PipeFB runs a stage on two
         plan = plan.replace(cluster=parse_cluster(f"{devices}xcpu"))
-        return cls(Profiler(plan, batch, settings).measure(0.0).on(plan, "cpu"), batch, settings)
+        return cls(Profiler(plan, batch, settings).measure(0.0).apply(plan, "cpu"), batch, settings)
 
 
 def suitable(wanted: Sequence[str], microbatches: int) -> Iterator[tuple[str, Schedule]]:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from pipec.compiler.costing import cost_table
+from pipec.compiler.costing import make_cost_table
 from pipec.compiler.pass_base import Pass
 from pipec.plan.model import Fact, Plan
 
@@ -24,4 +24,4 @@ class AnnotateCost(Pass):
     def run(self, plan: Plan) -> Plan:
         if plan.costs is not None:
             return plan
-        return plan.replace(costs=cost_table(plan, plan.graph))
+        return plan.replace(costs=make_cost_table(plan, plan.graph))

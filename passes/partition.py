@@ -22,7 +22,7 @@ from pipec.compiler.layers import place_layers
 from pipec.compiler.layouts import parse_layout
 from pipec.compiler.outline import Outline
 from pipec.compiler.pass_base import Pass
-from pipec.compiler.problem import placement_problem, share_work
+from pipec.compiler.problem import build_problem, share_work
 from pipec.compiler.replicate import with_replicas
 from pipec.cost.table import CostTable
 from pipec.errors import PartitionError, ScheduleError
@@ -179,7 +179,7 @@ class PartitionPass(Pass):
         below: float,
     ) -> "Fastest":
         """The cut whose step is fastest and fits, for the best schedule that may be meant."""
-        cluster, problem = plan.cluster, placement_problem(plan.graph, costs)
+        cluster, problem = plan.cluster, build_problem(plan.graph, costs)
         if self.order == "free":
             cluster = cluster.reorder(self._cut(plan, costs, place).device_order)
         outline = Outline(
@@ -196,10 +196,10 @@ class PartitionPass(Pass):
         for compute in orders:
             search, whole = CutSearch(outline, problem, compute, limits), without_parts(compute)
             try:
-                cut = replace(search, compute=whole).best(
+                cut = replace(search, compute=whole).find_best(
                     partial(self._seeds, plan, costs, whole.placement), below
                 )
-                found.append((cut if whole is compute else search.in_parts(cut), compute))
+                found.append((cut if whole is compute else search.split_in_parts(cut), compute))
             except PartitionError as error:
                 refused = refused or error
         if not found:
@@ -260,7 +260,7 @@ class PartitionPass(Pass):
                 raise PartitionError("this target cuts by itself", got=f"layout={self.layout}")
             if own is not None:
                 return own
-        cluster, problem = plan.cluster, placement_problem(plan.graph, costs)
+        cluster, problem = plan.cluster, build_problem(plan.graph, costs)
         if not self.activations:
             nothing = np.zeros_like(problem.activation_bytes)
             problem = replace(problem, activation_bytes=nothing)

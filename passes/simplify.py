@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import torch
 
-from pipec.compiler.costing import cost_table
+from pipec.compiler.costing import make_cost_table
 from pipec.compiler.pass_base import Pass
 from pipec.graph.infer import type_of
 from pipec.graph.patterns import Match, Rule, rewrite
@@ -56,4 +56,4 @@ class Simplify(Pass):
             graph = copy_calls(graph, graph.inputs, calls, graph.outputs)
         if graph is plan.graph:
             return plan
-        return plan.replace(graph=graph, costs=cost_table(plan, graph) if plan.costs else None)
+        return plan.replace(graph=graph, costs=make_cost_table(plan, graph) if plan.costs else None)

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from torch import fx
 
-from pipec.compiler.costing import Parts, cost_table
+from pipec.compiler.costing import Parts, make_cost_table
 from pipec.compiler.pass_base import Pass
 from pipec.compiler.tolerance import REWRITTEN
 from pipec.graph.ir import Graph, nbytes, origin
@@ -61,7 +61,7 @@ class SplitLayer(Pass):
         if origin(plan.graph.node(name)).index is not None:
             options[REWRITTEN] = self.name
         graph = split_node(plan.graph, name, self.share)
-        costs = cost_table(plan, graph, _parts(graph.node(name)))
+        costs = make_cost_table(plan, graph, _parts(graph.node(name)))
         return plan.replace(graph=graph, costs=costs, options=options)
 
     def _cut(self, plan: Plan) -> Partition:

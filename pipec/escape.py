@@ -32,13 +32,13 @@ def python_identifier(name: str) -> str:
     return f"{found}_" if keyword.iskeyword(found) or found in _RESERVED else found
 
 
-def terminal(text: object) -> str:
+def sanitize(text: object) -> str:
     r"""Text without what would move the cursor, colour the screen or turn the direction of reading.
 
     Line ends and tabulators stay; every other character of control becomes one replacement mark.
 
     Example:
-        >>> print(ascii(terminal("a\x1b[31mb\u202ec\n")))
+        >>> print(ascii(sanitize("a\x1b[31mb\u202ec\n")))
         'a\ufffd[31mb\ufffdc\n'
     """
     return "".join("\ufffd" if _controls(c) else c for c in str(text))

@@ -34,7 +34,7 @@ def interrupt(number: int, frame: FrameType | None) -> None:
     """
     del number
     at = frame
-    while at is not None and not _lets_none_pass(at.f_code):
+    while at is not None and not _is_uninterruptible(at.f_code):
         at = at.f_back
     if at is not None and signal.getsignal(signal.SIGALRM) in (signal.SIG_DFL, interrupt):
         signal.signal(signal.SIGALRM, interrupt)
@@ -43,7 +43,7 @@ def interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def _lets_none_pass(code: CodeType) -> bool:
+def _is_uninterruptible(code: CodeType) -> bool:
     """Whether torch's C++ has called this function, or the end of an object has."""
     ends = code.co_name == "__del__" or Path(code.co_filename).name in _WEAK
     return ends or code.co_name == "__torch_dispatch__"

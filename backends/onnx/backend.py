@@ -13,7 +13,7 @@ from pipec.backends.onnx.files import Names, check_file, check_shapes, write_mod
 from pipec.backends.onnx.profiled import profile
 from pipec.backends.onnx.runner import onnx_runner
 from pipec.compiler.backend import Backend, Emitted
-from pipec.compiler.stage_timing import sequential_timing
+from pipec.compiler.stage_timing import sum_stage_times
 from pipec.compiler.tolerance import OTHER_KERNELS, REWRITTEN, rounding_tolerance
 from pipec.errors import BackendError, PipecError, list_lines
 from pipec.graph.arrays import ONNX_TYPES
@@ -75,7 +75,7 @@ class OnnxBackend(Backend):
 
     def stage_seconds(self, plan: Plan) -> tuple[StageTiming, ...]:
         """Predict every stage on its device: node by node, by the plan's costs."""
-        return sequential_timing(plan)
+        return sum_stage_times(plan)
 
     def node_seconds(
         self, graph: Graph, inputs: Mapping[str, Tensor], runs: int

@@ -18,7 +18,7 @@ from pipec.compiler.declared import Options, option
 from pipec.compiler.job import Job
 from pipec.compiler.profile import Profile, Profiler
 from pipec.compiler.sizes import resize_plan
-from pipec.compiler.stage_timing import sequential_timing
+from pipec.compiler.stage_timing import sum_stage_times
 from pipec.compiler.tolerance import OTHER_KERNELS, REWRITTEN, SAME_KERNELS, rounding_tolerance
 from pipec.errors import BackendError, list_lines
 from pipec.graph.axes import Axes
@@ -91,7 +91,7 @@ class TorchBackend(Backend):
         empty = () if all_have_data(plan.graph.weights) else (_NO_WEIGHTS,)
         return tuple(
             dataclasses.replace(t, notes=(*empty, *_eager(s)))
-            for s, t in zip(plan.stages, sequential_timing(plan), strict=True)
+            for s, t in zip(plan.stages, sum_stage_times(plan), strict=True)
         )
 
     def emit(self, plan: Plan, directory: Path) -> None:

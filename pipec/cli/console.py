@@ -19,7 +19,7 @@ from rich.segment import Segment
 from rich.status import Status
 from rich.text import Text
 
-from pipec.escape import terminal
+from pipec.escape import sanitize
 
 _F = TypeVar("_F", bound=Callable[..., object])
 
@@ -82,7 +82,7 @@ class _Spinner(Status):
 
 def _text(text: RenderableType | None) -> RenderableType:
     """A text for rich's spinners, which read markup in strings whatever the console says."""
-    return Text(terminal(text)) if isinstance(text, str) else text or ""
+    return Text(sanitize(text)) if isinstance(text, str) else text or ""
 
 
 class _Verbose(Console):
@@ -123,4 +123,4 @@ class _Escaped:
 
 def _plain(segments: Iterable[Segment]) -> Iterable[Segment]:
     for s in segments:
-        yield s if s.control else Segment(terminal(s.text), s.style)
+        yield s if s.control else Segment(sanitize(s.text), s.style)

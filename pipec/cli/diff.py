@@ -8,7 +8,7 @@ import click
 
 from pipec.cli.command import Command
 from pipec.cli.namespaces import allow_namespace_option, import_namespaces
-from pipec.escape import terminal
+from pipec.escape import sanitize
 from pipec.plan.store import load_plan
 from pipec.report.difference import difference
 
@@ -32,6 +32,6 @@ def command(
     if as_json:
         click.echo(json.dumps([asdict(c) for c in found], indent=2))
     else:
-        click.echo("\n".join(terminal(str(c)) for c in found) or "no difference, weights aside")
+        click.echo("\n".join(sanitize(str(c)) for c in found) or "no difference, weights aside")
     if found:
         raise SystemExit(1)

@@ -15,7 +15,7 @@ from pipec.cli.namespaces import allow_namespace_option, import_namespaces
 from pipec.compiler.backend import lacking, load_backend
 from pipec.compiler.capabilities import Cycles
 from pipec.errors import PlanError
-from pipec.escape import terminal
+from pipec.escape import sanitize
 from pipec.files import check_output
 from pipec.graph.axes import Axes
 from pipec.graph.ir import Graph
@@ -86,9 +86,9 @@ def command(directory: Path, **given: Any) -> None:
     if stage is None:
         print_plan(plan, output(), heaviest)
         for line in (*Axes.read(directory, plan.graph).lines(), *_list_confirmed(plan, directory)):
-            click.echo(terminal(line))
+            click.echo(sanitize(line))
     for text in graphs.values():
-        click.echo(terminal(text))
+        click.echo(sanitize(text))
 
 
 def _draw(plan: Plan, *paths: Path | None) -> None:

@@ -15,7 +15,7 @@ from click.shell_completion import CompletionItem
 from pipec.cli.early import check_first
 from pipec.cli.project import apply_defaults, project_defaults, project_file
 from pipec.errors import PipecError, did_you_mean
-from pipec.escape import terminal
+from pipec.escape import sanitize
 from pipec.signals import interrupt_on
 
 _COMMANDS = {
@@ -119,7 +119,7 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # nothing else can be flushed
         sys.exit(1)
     except PipecError as error:
-        click.echo(f"error: {terminal(error)}", err=True)
+        click.echo(f"error: {sanitize(error)}", err=True)
         for note in getattr(error, "__notes__", []):
-            click.echo(f"  note:  {terminal(note)}", err=True)
+            click.echo(f"  note:  {sanitize(note)}", err=True)
         sys.exit(1)

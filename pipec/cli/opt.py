@@ -17,7 +17,7 @@ from pipec.compiler.output import check_target
 from pipec.compiler.pass_base import Pass
 from pipec.compiler.pass_manager import parse_pipeline, run_passes
 from pipec.errors import PassError, PipecError, PlanError
-from pipec.escape import terminal
+from pipec.escape import sanitize
 from pipec.files import check_output, write_file
 from pipec.plan.model import Fact, Plan
 from pipec.plan.store import load_plan
@@ -102,7 +102,7 @@ def _run(
     def observe(p: Pass, before: Plan, after: Plan, seconds: float) -> None:
         done.append(after)
         if given["print_ir_after"]:
-            click.echo(f"after {p}:\n{terminal(plan_to_python(after))}", err=apart)
+            click.echo(f"after {p}:\n{sanitize(plan_to_python(after))}", err=apart)
         if given["print_ir_diff"]:
             _tell(f"after {p}", before, after, err=apart)
         if given["statistics"] or given["as_json"]:
@@ -179,4 +179,4 @@ def _tell(when: str, before: Plan, after: Plan, *, err: bool = False) -> None:
     found = difference(before, after)
     click.echo(f"{when}: {len(found)} changes", err=err)
     for change in found:
-        click.echo(f"  {terminal(str(change))}", err=err)
+        click.echo(f"  {sanitize(str(change))}", err=err)

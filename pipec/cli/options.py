@@ -77,8 +77,8 @@ def load_options(given: Mapping[str, Any]) -> LoadOptions:
     if given["loss"] and given["training"] is False:
         raise click.UsageError("--loss is for training, not beside --inference")
     return LoadOptions(
-        shapes(given["shape"]),
-        assignments(given["bind"], "--bind"),
+        parse_shapes(given["shape"]),
+        parse_assignments(given["bind"], "--bind"),
         training=given["training"],
         trust=given["trust"],
         seed=given["seed"],
@@ -143,14 +143,14 @@ def cluster_of(devices: str | None, file: Path | None) -> Cluster:
     return load_cluster(file) if file else parse_cluster(devices or "")
 
 
-def assignments(texts: tuple[str, ...], option: str) -> dict[str, tuple[float, ...]]:
+def parse_assignments(texts: tuple[str, ...], option: str) -> dict[str, tuple[float, ...]]:
     """``("x=1,3", "n=2")`` as ``{"x": (1, 3), "n": (2,)}``; nothing behind ``=`` is no number.
 
     Raises:
         FrontendError: A text is not ``name=[number[,number...]]``.
 
     Example:
-        >>> assignments(("input=1,3,224,224", "axes="), "--shape")
+        >>> parse_assignments(("input=1,3,224,224", "axes="), "--shape")
         {'input': (1, 3, 224, 224), 'axes': ()}
     """
     found: dict[str, tuple[float, ...]] = {}
@@ -167,14 +167,14 @@ def assignments(texts: tuple[str, ...], option: str) -> dict[str, tuple[float, .
     return found
 
 
-def shapes(texts: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
+def parse_shapes(texts: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
     """The values of ``--shape`` as shapes.
 
     Raises:
         FrontendError: A dimension is not a whole number of at least 0.
     """
     found: dict[str, tuple[int, ...]] = {}
-    for name, numbers in assignments(texts, "--shape").items():
+    for name, numbers in parse_assignments(texts, "--shape").items():
         if any(not float(n).is_integer() or n < 0 for n in numbers):
             raise FrontendError("--shape wants whole numbers", where=name, got=list(numbers))
         found[name] = tuple(int(n) for n in numbers)

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipec.cluster.cluster import Cluster
-from pipec.compiler.problem import chain_of, placement_problem
+from pipec.compiler.problem import build_problem, chain_of
 from pipec.errors import PartitionError
 from pipec.partition.devices import Device
 from pipec.partition.formats.workload import Workload
@@ -48,6 +48,6 @@ def plan_workload(path: Path) -> PlanWorkload:
     plan = load_plan(directory, check_weights=False)
     if plan.costs is None:
         raise PartitionError("the plan has no costs", where=directory)
-    problem = placement_problem(plan.graph, plan.costs)
+    problem = build_problem(plan.graph, plan.costs)
     _, links = chain_of(plan.cluster, plan.cluster.size)
     return PlanWorkload(problem, priced=False, links=tuple(links), cluster=plan.cluster)

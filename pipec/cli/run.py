@@ -13,7 +13,7 @@ from pipec.cli.targets import TargetCommand, own_settings, target_of_plan
 from pipec.compiler.backend import load_backend
 from pipec.compiler.job import Job
 from pipec.errors import PlanError
-from pipec.escape import terminal
+from pipec.escape import sanitize
 from pipec.frontends.reload import bring_modules, check_runnable, reload
 from pipec.graph.eager import missing_calls
 from pipec.graph.ir import InputKind
@@ -93,7 +93,7 @@ def _check_batch(plan: Plan, batch: Batch, spec: str) -> Batch:
             what, where = "the data have what is no input of the model", f"{spec}({number})"
             raise PlanError(what, where=where, got=other, want=", ".join(known))
         if other and number == 0 and os.environ.get("RANK", "0") == "0":
-            click.echo(f"note: {spec} gives {terminal(other)} too, no input of the model", err=True)
+            click.echo(f"note: {spec} gives {sanitize(other)} too, no input of the model", err=True)
         return given
 
     return check

@@ -16,7 +16,7 @@ from pipec.schedule.action import COMPUTE, ActionKind
 from pipec.schedule.channels import ChannelKind
 from pipec.schedule.csv_form import from_csv, to_csv
 from pipec.schedule.lower import lower
-from pipec.schedule.registry import generate, generator, names
+from pipec.schedule.registry import find_generator, generate, names
 from pipec.schedule.schedule import Schedule
 from pipec.simulate.costs import generate_for, takes_costs
 from pipec.simulate.draw_svg import svg
@@ -95,7 +95,7 @@ def command(**given: Any) -> None:
 def _listing() -> str:
     lines = []
     for name in names():
-        function = generator(name)
+        function = find_generator(name)
         known = list(inspect.signature(function).parameters.values())[2:]
         options = ", ".join(f"{p.name}={p.default}" for p in known)
         summary = next(iter((inspect.getdoc(function) or "").splitlines()), "").replace("``", "")

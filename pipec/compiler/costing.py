@@ -7,7 +7,7 @@ from pipec.compiler.backend import load_backend
 from pipec.compiler.capabilities import model_of
 from pipec.cost.count import count
 from pipec.cost.model import CostModel
-from pipec.cost.silicon import product_size, silicon
+from pipec.cost.silicon import load_silicon, product_size
 from pipec.cost.stage import MessageCost
 from pipec.cost.table import CostTable
 from pipec.errors import PassError
@@ -18,7 +18,7 @@ Parts = Mapping[str, tuple[str, float]]
 """New node to the node of before that it is a part of, and its share of that node's seconds."""
 
 
-def cost_table(plan: Plan, graph: Graph, parts: Parts | None = None) -> CostTable:
+def make_cost_table(plan: Plan, graph: Graph, parts: Parts | None = None) -> CostTable:
     """Costs of a graph that a pass has made of the plan's, on every kind of device of its cluster.
 
     A node that is and counts as before keeps its seconds. Others take those of the backend's model;
@@ -51,7 +51,7 @@ def cost_table(plan: Plan, graph: Graph, parts: Parts | None = None) -> CostTabl
         if kind in seconds:
             continue
         if device.tables:
-            tables = silicon(device.tables)
+            tables = load_silicon(device.tables)
             method[kind] = tables.name
             seconds[kind], backward[kind] = tables.seconds(graph, counted, device)
             tabled[kind] = [n.name for n in graph.calls if product_size(n)]
@@ -87,7 +87,7 @@ def recut(plan: Plan, graph: Graph, home: Mapping[str, int]) -> Plan:
     assert plan.partition is not None
     return plan.replace(
         graph=graph,
-        costs=cost_table(plan, graph),
+        costs=make_cost_table(plan, graph),
         partition=replace(plan.partition, stage_of=home),
         stages=cut_stages(graph, home, len(plan.stages)),
     )

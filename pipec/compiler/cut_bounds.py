@@ -14,7 +14,7 @@ import numpy.typing as npt
 from pipec.partition.costgraph import FloatArray, IntArray
 from pipec.schedule.action import ActionKind
 from pipec.schedule.dependencies import dependencies
-from pipec.schedule.lanes import lanes, previous_in_lane
+from pipec.schedule.lanes import assign_lanes, previous_in_lane
 from pipec.schedule.schedule import Schedule
 from pipec.simulate.simulate import simulate
 from pipec.simulate.times import Times
@@ -127,7 +127,7 @@ class Bound:
     @cached_property
     def _before(self) -> list[int]:
         """The action before each one on its lane; the number of actions where there is none."""
-        return previous_in_lane(lanes(self.schedule)).tolist()  # type: ignore[no-any-return]
+        return previous_in_lane(assign_lanes(self.schedule)).tolist()  # type: ignore[no-any-return]
 
 
 def stage_sums(cuts: IntArray, rows: FloatArray) -> FloatArray:

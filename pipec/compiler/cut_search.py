@@ -97,7 +97,7 @@ class CutSearch:
     compute: Schedule
     limits: Sequence[float]
 
-    def best(self, seeds: Callable[[], Sequence[IntArray]], below: float = inf) -> Cut:
+    def find_best(self, seeds: Callable[[], Sequence[IntArray]], below: float = inf) -> Cut:
         """The fastest cut that fits.
 
         Args:
@@ -111,7 +111,7 @@ class CutSearch:
         if self._stages > self.units.size:
             raise too_many_stages(self._stages, self.units, self.problem)
         every = None if self._shortened else self._every()
-        cuts = self._near(seeds()) if every is None else every
+        cuts = self._search_near(seeds()) if every is None else every
         bounds, full = self._bounds(cuts), self._fullness(cuts)
         fits = full <= 1
         order = np.flatnonzero(fits)[np.argsort(bounds[fits], kind="stable")]
@@ -166,7 +166,7 @@ class CutSearch:
             seconds[k] = took[0] + more * (took[1] - took[0]) if took[1] < inf else inf
         return sorted(order, key=seconds.__getitem__)
 
-    def in_parts(self, whole: Cut) -> Cut:
+    def split_in_parts(self, whole: Cut) -> Cut:
         """A cut for the schedule without parts, each stage in parts that save about as much.
 
         Raises:
@@ -246,7 +246,7 @@ class CutSearch:
             return _place_cuts(order, combinations(range(1, len(order)), self._stages - 1))
         return _chains(self.units, self._stages, most)
 
-    def _near(self, seeds: Sequence[IntArray]) -> IntArray:
+    def _search_near(self, seeds: Sequence[IntArray]) -> IntArray:
         """Cuts that come of moving boundaries while the bound falls."""
         seen: list[IntArray] = []
         for seed in seeds:

@@ -15,7 +15,7 @@ import numpy as np
 from pipec.cluster.cluster import Link
 from pipec.compiler.layers import layers_of, place_layers, whole_layers
 from pipec.compiler.layouts import Layout
-from pipec.compiler.problem import chain_of, placement_problem
+from pipec.compiler.problem import build_problem, chain_of
 from pipec.errors import PartitionError
 from pipec.partition.costgraph import CostGraph, IntArray
 from pipec.partition.devices import Device
@@ -56,7 +56,7 @@ def split_layers(plan: Plan, stages: int | None = None) -> Split:
     """
     assert plan.costs is not None
     count = len(plan.stages) if stages is None else stages
-    layers, problem = layers_of(plan.graph), placement_problem(plan.graph, plan.costs)
+    layers, problem = layers_of(plan.graph), build_problem(plan.graph, plan.costs)
     if count > len(layers.names):
         raise PartitionError(
             "fewer layers than stages", got=f"{len(layers.names)} layers", want=f"{count} or more"

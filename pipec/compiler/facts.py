@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import replace
 
 from pipec.autodiff.model import Training
-from pipec.compiler.residency import stage_work, working_bytes
+from pipec.compiler.residency import list_work, working_bytes
 from pipec.compiler.stage_timing import device_of, find_measured
 from pipec.cost.stage import StageCost
 from pipec.cost.update import OPTIMIZER_COPIES, update_cost
@@ -89,7 +89,7 @@ def _forward(plan: Plan, stage: Stage) -> StageFacts:
         replace(cost, workspace={"F": room}),
         weights=float(timing.memory_bytes) if streams else weights,
         outputs=float(timing.output_bytes),
-        sends=_sends(plan, stage),
+        sends=_list_sends(plan, stage),
     )
 
 
@@ -106,11 +106,11 @@ def _training(plan: Plan, stage: Stage) -> StageFacts:
         saved=float(stage.training.saved_bytes),
         saved_for_w=_count_left(stage, hosted),
         together=timing.together_seconds,
-        sends=_sends(plan, stage),
+        sends=_list_sends(plan, stage),
     )
 
 
-def _sends(plan: Plan, stage: Stage) -> dict[str, float]:
+def _list_sends(plan: Plan, stage: Stage) -> dict[str, float]:
     """What the backend says of the stage's messages, by channel: its values, and gradients back."""
     known, k = dict(plan.timing[stage.index].link_seconds), stage.index
     ways = [(c.name, c.value) for c in plan.channels if c.src == k]
@@ -123,7 +123,7 @@ def _estimate(plan: Plan, stage: Stage, trained: int) -> StageCost:
     assert training is not None
     update = update_cost(device_of(plan, stage, backward=True), trained)
     half, step = timing.backward_seconds / 2, timing.step_seconds + update.step
-    work, again = stage_work(plan)[stage.index], working_bytes(training)
+    work, again = list_work(plan)[stage.index], working_bytes(training)
     return StageCost(
         timing.compute_seconds,
         B=2 * half + work.again_seconds(training.B),

@@ -7,7 +7,7 @@ from functools import cached_property
 from pipec.autodiff.model import Training
 from pipec.compiler.complete import host_channels
 from pipec.compiler.facts import plan_facts
-from pipec.compiler.residency import StageWork, stage_work
+from pipec.compiler.residency import StageWork, list_work
 from pipec.compiler.stage_timing import find_measured
 from pipec.compiler.timeline import timeline_of
 from pipec.compiler.working import Rewrites
@@ -135,7 +135,7 @@ class Foresight:
     @cached_property
     def works(self) -> list[StageWork]:
         """The seconds of every stage, node by node."""
-        return stage_work(self.plan)
+        return list_work(self.plan)
 
     @cached_property
     def rewrites(self) -> list[Rewrites]:

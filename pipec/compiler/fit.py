@@ -60,7 +60,7 @@ class Residency(Fates):
     choice: Choice
 
     @classmethod
-    def of(cls, training: Training, choice: Choice) -> Self:
+    def name_values(cls, training: Training, choice: Choice) -> Self:
         """A choice by the names of the values."""
         names = list_saved(training)
         again = np.flatnonzero(choice.decision == RECOMPUTE).tolist()
@@ -309,7 +309,7 @@ class Fit:
         if place.separate:
             behind = self._cap(room, floors, stage, place.backward[stage][0])
             problem = replace(self._problem(stage, cap), behind=behind, parts=self.host)
-            return Residency.of(training, choose(problem))
+            return Residency.name_values(training, choose(problem))
         if (stage, cap) not in self._known:
             found, least = None, cap
             while found is None:
@@ -317,7 +317,7 @@ class Fit:
                     found = choose(self._problem(stage, least))
                 except DoesNotFitError as error:  # with that room another one may come out
                     floors[stage] = least = max(error.least * _MORE, least * _WIDER)
-            self._known[stage, cap] = Residency.of(training, found)
+            self._known[stage, cap] = Residency.name_values(training, found)
         return self._known[stage, cap]
 
     @property

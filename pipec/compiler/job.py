@@ -12,7 +12,7 @@ import torch
 from pipec.compiler.chain import StageRunner, run_chain
 from pipec.compiler.declared import Options
 from pipec.errors import BackendError, PipecError
-from pipec.escape import terminal
+from pipec.escape import sanitize
 from pipec.files import check_output
 from pipec.graph.axes import Axes
 from pipec.graph.ir import InputKind, OutputKind, tensor
@@ -103,7 +103,7 @@ class Job:
 
     def tell(self, line: str) -> None:
         """Print a warning about the run, between the lines about its rounds."""
-        click.echo(json.dumps({"warning": line}) if self.as_json else f"warning: {terminal(line)}")
+        click.echo(json.dumps({"warning": line}) if self.as_json else f"warning: {sanitize(line)}")
 
     def _print(self, step: Step) -> None:
         click.echo(step.to_json() if self.as_json else str(step))

@@ -3,7 +3,7 @@
 The rule of PipeOffload (Wan et al., ICML'25, arXiv 2503.01328): a byte that leaves lowers the
 memory over the time that it would have waited, so that the stages of a device give up their values
 in the order of that time, until the device keeps its limit. One of the choices that
-`pipec.compiler.reside.best` has; it knows the whole schedule, not one stage alone.
+`pipec.compiler.reside` has; it knows the whole schedule, not one stage alone.
 
 ```text
 device of two stages    F0 F2 ... B2 B0 ...     stage 0 waits longer than stage 2: it leaves first
@@ -37,7 +37,7 @@ def lifespans(timeline: Timeline) -> Float:
     return np.asarray(begins - ends, np.float64)
 
 
-def by_lifespan(fit: Fit) -> list[list[Fates]]:
+def choose_by_lifespan(fit: Fit) -> list[list[Fates]]:
     """What leaves by the rule, in slots of each depth with which all devices fit."""
     return [f for f in (move_until_it_fits(fit, depth) for depth in DEPTHS) if f is not None]
 

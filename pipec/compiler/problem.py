@@ -21,9 +21,7 @@ TRAINING_COPIES = 4.0
 _known: WeakKeyDictionary[fx.GraphModule, tuple[CostTable, float, CostGraph]] = WeakKeyDictionary()
 
 
-def placement_problem(
-    graph: Graph, costs: CostTable, *, copies: float = TRAINING_COPIES
-) -> CostGraph:
+def build_problem(graph: Graph, costs: CostTable, *, copies: float = TRAINING_COPIES) -> CostGraph:
     """The graph as arrays; training counts backward work, gradients, and optimizer state.
 
     Args:

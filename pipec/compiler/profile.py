@@ -61,7 +61,7 @@ class Profile:
     stages: Mapping[str, StageCost] = field(default_factory=dict)
     messages: MessageCost | None = None
 
-    def on(self, plan: Plan, kind: str) -> Plan:
+    def apply(self, plan: Plan, kind: str) -> Plan:
         """The plan with these costs on devices of one kind, timed anew.
 
         Raises:
@@ -251,7 +251,7 @@ class Profiler:
             if row is not None:
                 found[name] = row.measure(budget / len(self._programs))
             if self._grouped:
-                self._go_on(row)
+                self._keep_busy(row)
         return found
 
     def _row(self, index: int, name: str) -> Row:
@@ -264,7 +264,7 @@ class Profiler:
             self._rows[index, name] = row
         return row
 
-    def _go_on(self, row: Row | None) -> None:
+    def _keep_busy(self, row: Row | None) -> None:
         """Keep the memory busy until all ranks are done: they will compute at the same time."""
         waiting = dist.barrier(async_op=True)
         assert waiting is not None

@@ -19,7 +19,7 @@ import numpy as np
 
 from pipec.compiler.fates import KEPT, Fates
 from pipec.compiler.fit import Able, Fit, Foreseen
-from pipec.compiler.lifespan import by_lifespan
+from pipec.compiler.lifespan import choose_by_lifespan
 
 WORK = 40_000
 """Most actions that are simulated for one plan."""
@@ -79,13 +79,13 @@ class Search:
         nothing = self.simulate((KEPT,) * len(self.fit.plan.stages))
         every = [*self.fit.tried, *starts]
         if self.fit.host:
-            every += by_lifespan(self.fit)
+            every += choose_by_lifespan(self.fit)
         if not nothing.over:
             return nothing
         plain = (tuple(Fates(f.recompute, f.slots) for f in chosen) for chosen in every)
         first = [nothing, *map(self.simulate, plain)]
         if self.fit.recompute and all(t.over for t in first):
-            first += map(self.simulate, self.by_segments())
+            first += map(self.simulate, self.try_segments())
         first = [*dict.fromkeys(first)]
         nearest = sorted((t for t in first if t.over), key=lambda t: t.order)[:2]
         fits = [t for t in first if not t.over]
@@ -175,7 +175,7 @@ class Search:
                     return
                 yield self.simulate((*at.stages[:stage], other, *at.stages[stage + 1 :]))
 
-    def by_segments(self) -> Iterator[Choice]:
+    def try_segments(self) -> Iterator[Choice]:
         """Every so many values are kept, the others computed again, where devices are too full."""
         full = np.array(self.fit.plain.peak_bytes) > self.fit.limits
         homes = self.fit.schedule.placement.forward

@@ -9,7 +9,7 @@ from itertools import combinations, pairwise
 from math import prod
 
 from pipec.cluster.cluster import slowest_link
-from pipec.compiler.problem import placement_problem
+from pipec.compiler.problem import build_problem
 from pipec.errors import PartitionError, ScheduleError
 from pipec.options import format_options, parse_one
 from pipec.partition.replicas.plan import ReplicatedStage, plan_replicated
@@ -60,7 +60,7 @@ def choose_replicas(plan: Plan) -> list[int]:
     pairs = combinations(range(cluster.size), 2) if cluster.links else pairwise(range(cluster.size))
     links = [cluster.link(a, b) for a, b in pairs]
     rate = slowest_link(links).bytes_per_second if links else 1.0
-    problem = placement_problem(plan.graph, costs, copies=1.0)
+    problem = build_problem(plan.graph, costs, copies=1.0)
     memory = min(d.memory_bytes for d in cluster.devices)
     flat = plan_replicated(problem, [Level(cluster.size, rate)], memory_bytes=memory)
     found = [stage.replicas for stage in flat.stages]

@@ -15,7 +15,7 @@ from pipec.compiler.fit import Apply, Fit, Fitted, Foreseen
 from pipec.compiler.named import choose_named
 from pipec.compiler.refine import Search
 from pipec.compiler.replicate import with_replicas
-from pipec.compiler.residency import list_saved, stage_work
+from pipec.compiler.residency import list_saved, list_work
 from pipec.compiler.timeline import plan_timeline
 from pipec.compiler.working import Rewrites
 from pipec.cost.table import CostTable
@@ -159,19 +159,19 @@ def best(fit: Fit) -> Fitted:
         PassError: A limit cannot be met.
     """
     fit.check_static()
-    found = _best(fit)
+    found = _find_best(fit)
     if found is None:
         raise fit.refusal()
     return fit.make(found.stages)
 
 
-def _best(fit: Fit) -> Foreseen | None:
-    """As `best`; what less freedom gives is where more of it starts. None if nothing fits."""
+def _find_best(fit: Fit) -> Foreseen | None:
+    """As `Fit.solve`; what less freedom gives is where more of it starts. None if nothing fits."""
     apart, both = fit.schedule.placement.separate, fit.recompute and fit.host
     fits = list[Foreseen]()
     for less in [(True, False), (False, True)] if both and not apart else []:
         narrower = fit.with_freedom(*less)
-        if found := _best(narrower):
+        if found := _find_best(narrower):
             fits.append(found)
         fit.tried.extend(narrower.tried)
     if all(f.timeline.seconds > fit.plain.seconds for f in fits):
@@ -293,7 +293,7 @@ def _costs(plan: Plan, stages: Sequence[Stage], chosen: Sequence[Fates]) -> Cost
     if plan.costs is None or not plan.costs.stages:
         return plan.costs
     found = {kind: dict(table) for kind, table in plan.costs.stages.items()}
-    for old, new, work, fates in zip(plan.stages, stages, stage_work(plan), chosen, strict=True):
+    for old, new, work, fates in zip(plan.stages, stages, list_work(plan), chosen, strict=True):
         for table in found.values() if new != old else ():
             if measured := table.get(old.cost_key):
                 rewrites = Rewrites(work, measured.kernels)

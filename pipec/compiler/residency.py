@@ -76,7 +76,7 @@ def list_saved(training: Training) -> list[str]:
     return [n for n in training.F.nodes if n in names]
 
 
-def stage_work(plan: Plan) -> list[StageWork]:
+def list_work(plan: Plan) -> list[StageWork]:
     """Every stage of a differentiated plan with a timing."""
     found = []
     for stage, timing in zip(plan.stages, plan.timing, strict=True):

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from pipec.compiler.costing import cost_table
+from pipec.compiler.costing import make_cost_table
 from pipec.compiler.pass_base import Pass
 from pipec.compiler.tolerance import REWRITTEN
 from pipec.errors import PassError
@@ -38,5 +38,5 @@ class RewritePass(Pass):
                 hint="put it before partition",
             )
         options = {**plan.options, REWRITTEN: self.name}
-        costs = cost_table(plan, graph) if plan.costs else None
+        costs = make_cost_table(plan, graph) if plan.costs else None
         return plan.replace(graph=graph, costs=costs, options=options)

@@ -18,7 +18,7 @@ from pipec.graph.torch_private import OpOverload, is_view
 from pipec.plan.model import Plan, Stage, StageTiming
 
 
-def sequential_timing(plan: Plan) -> tuple[StageTiming, ...]:
+def sum_stage_times(plan: Plan) -> tuple[StageTiming, ...]:
     """Every stage's time as the sum over its nodes plus its transfers.
 
     Args:

@@ -38,7 +38,7 @@ from pipec.graph.ir import Graph, OutputKind, origin
 from pipec.graph.quantised import QUANTIZE
 from pipec.plan.model import Plan
 from pipec.plan.store import load_plan
-from pipec.runtime.draws import drawing, draws, number_draws, seed_graph, stream
+from pipec.runtime.draws import count_draws, drawing, number_draws, seed_graph, stream
 
 STEPS_OFF = 0.02
 """Share of the places of an integer tensor at which another engine may round to the other side."""
@@ -279,7 +279,7 @@ class _Check:
     def choose(self, number: int, trials: int = 1) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Inputs that suit the model, by a seed, and what it makes of them."""
         graph, original = self.model.graph, self.model.original
-        if draws(graph):
+        if count_draws(graph):
             original = self._as_written
         examples = self.model.example_inputs
         return choose_inputs(graph, examples, original, number, self.tolerance, trials)
@@ -314,7 +314,7 @@ class _Check:
         graph, inner = self.model.graph, self.model.inner
         declared = {(k, n): t for k in DECLARED for n, t in originals.items()}
         own = self._references(inputs)
-        if draws(graph):
+        if count_draws(graph):
             torch.manual_seed(self.seed)  # the model as written draws in one stream
             traces, _ = _run_graph(graph, inputs, set())
             at = [key for key in declared if key in traces]

@@ -226,7 +226,7 @@ def product_size(node: fx.Node) -> ProductSize | None:
 
 
 @cache
-def silicon(gpu: str) -> Silicon:
+def load_silicon(gpu: str) -> Silicon:
     """The model of one GPU, read once.
 
     Raises:
@@ -254,7 +254,7 @@ def with_tables(cluster: Cluster, costs: str) -> Cluster:
         )  # fmt: skip
     folders = {kind: _folder(kind).name for kind in kinds}
     for folder in folders.values():
-        silicon(folder)
+        load_silicon(folder)
     devices = (replace(d, tables=folders.get(d.kind, d.tables)) for d in cluster.devices)
     return replace(cluster, devices=tuple(devices))
 

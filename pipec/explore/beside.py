@@ -120,7 +120,7 @@ def _candidates(
             got=f"{stages} stages on {depth} of {size} devices",
             want="a whole number of stages per device, and of pipelines",
         )
-    name = _schedule_name(stages, depth, maker) if schedule is None else _like(schedule)
+    name = _schedule_name(stages, depth, maker) if schedule is None else _find_like(schedule)
     replicas = size // depth if schedule is None and maker.trains else 1
     tried = {p.candidate.microbatch for p in exploration.predictions}
     if schedule is not None:
@@ -137,7 +137,7 @@ def _schedule_name(stages: int, depth: int, maker: Maker) -> str:
     return "1f1b" if stages == depth else f"interleaved{{chunks={stages // depth}}}"
 
 
-def _like(schedule: Schedule) -> str:
+def _find_like(schedule: Schedule) -> str:
     """A schedule of ours that places its stages on the same devices."""
     chunks = max(schedule.stages // schedule.devices, 1)
     names = [INFERENCE] if not schedule.training else ["1f1b", "zbv"]

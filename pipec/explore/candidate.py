@@ -118,7 +118,7 @@ class Candidate:
         )
 
 
-def candidates(
+def list_candidates(
     cluster: Cluster,
     batch: int,
     schedules: Sequence[str] | None = None,
@@ -132,10 +132,10 @@ def candidates(
 
     All keep what the backward needs; eased ones are tried where memory binds.
 
-    Devices stand in every order of `device_orders`, and the first of them are used: with one device
-    more, all candidates are there that were there before. Replicas and microbatches divide the
-    batch evenly; microbatch counts that are not fixed stop at eight per stage, where bubbles are
-    small.
+    Devices stand in every order of `list_device_orders`, and the first of them are used: with one
+    device more, all candidates are there that were there before. Replicas and microbatches divide
+    the batch evenly; microbatch counts that are not fixed stop at eight per stage, where bubbles
+    are small.
 
     Args:
         cluster: The devices.
@@ -195,7 +195,7 @@ def in_parts(c: Candidate) -> tuple[Candidate, ...]:
     )
 
 
-def device_orders(cluster: Cluster, used: int) -> list[tuple[int, ...]]:
+def list_device_orders(cluster: Cluster, used: int) -> list[tuple[int, ...]]:
     """Orders of the devices that are tried where the first ``used`` of them are.
 
     Up to `SHORT` of them every sequence of kinds, so that none depends on how they are listed; of
@@ -228,7 +228,7 @@ def _ways(cluster: Cluster, depth: int, replicas: int) -> list[tuple[tuple[int, 
     Where all links are alike, a way is its pipelines, whichever of them is the first one.
     """
     found = dict[object, tuple[tuple[int, ...], str]]()
-    for order in device_orders(cluster, depth * replicas):
+    for order in list_device_orders(cluster, depth * replicas):
         kinds = [d.kind for d in (cluster.reorder(order) if order else cluster).devices]
         for adjacent in ("stages", "replicas") if depth > 1 < replicas else ("stages",):
             rows = [range(r * depth, (r + 1) * depth) for r in range(replicas)]

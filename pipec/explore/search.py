@@ -7,7 +7,7 @@ from pipec.cluster.cluster import Cluster
 from pipec.cost.table import CostTable
 from pipec.errors import PartitionError
 from pipec.explore.cache import content_key, recall, remember
-from pipec.explore.candidate import INFERENCE, Candidate, candidates
+from pipec.explore.candidate import INFERENCE, Candidate, list_candidates
 from pipec.explore.explore import Exploration, Progress, explore
 from pipec.explore.make import Maker
 from pipec.explore.rebatch import Rebatched
@@ -98,7 +98,7 @@ class Search:
                 hint="explore the model without its loss: pipec compile --inference",
             )
         kept = None if self.model.spec else maker.traced_batch
-        every = candidates(
+        every = list_candidates(
             self.cluster, batch, names, trains=maker.trains, asynchronous=self.asynchronous,
             microbatches=self.microbatches, microbatch=kept,
         )  # fmt: skip

@@ -27,7 +27,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from pipec.errors import FrontendError
 from pipec.frontends.base import user_code
-from pipec.frontends.kept_state import settling
+from pipec.frontends.kept_state import allow_state_changes
 from pipec.graph.eager import EAGER, EagerCall, Run, register_call, weights_of
 from pipec.graph.ir import MEMORY, Source
 from pipec.graph.tensor_type import has_data, types_text
@@ -263,7 +263,7 @@ def run_once(
     buffers = {n: b.clone() for n, b in flat.named_buffers()}
     given = tuple(t.detach().clone() for t in inputs)
     whole = torch.random.fork_rng(devices=[]), torch.set_grad_enabled(tracked), intercept(parts)
-    with whole[0], whole[1], whole[2], settling(), user_code("the model raised"):
+    with whole[0], whole[1], whole[2], allow_state_changes(), user_code("the model raised"):
         functional_call(flat, buffers, given)
 
 

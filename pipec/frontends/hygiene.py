@@ -303,7 +303,7 @@ def _find_needed(nodes: Sequence[fx.Node], written: Mapping[fx.Node, fx.Node]) -
         if n.target in _DROPPED:
             continue
         draws = isinstance(n.target, OpOverload) and (
-            torch.Tag.nondeterministic_seeded in n.target.tags and not _deterministic(n)
+            torch.Tag.nondeterministic_seeded in n.target.tags and not _is_deterministic(n)
         )
         if n in needed or draws or written.get(n) in needed:
             needed.add(n)
@@ -311,7 +311,7 @@ def _find_needed(nodes: Sequence[fx.Node], written: Mapping[fx.Node, fx.Node]) -
     return needed
 
 
-def _deterministic(n: fx.Node) -> bool:
+def _is_deterministic(n: fx.Node) -> bool:
     return bool(n.kwargs.get("dropout_p", 1.0) == 0.0)
 
 

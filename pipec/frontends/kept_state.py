@@ -21,7 +21,7 @@ _settles: ContextVar[bool] = ContextVar("settles", default=False)
 
 
 @contextmanager
-def settling() -> Iterator[None]:
+def allow_state_changes() -> Iterator[None]:
     """Inside the block a model may change its attributes: it is run and not traced."""
     token = _settles.set(True)
     try:

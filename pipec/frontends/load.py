@@ -40,7 +40,7 @@ def reader(spec: str) -> Frontend:
     Raises:
         FrontendError: None does.
     """
-    known = [frontend(name) for name in registry.entries(GROUP)]
+    known = [find_frontend(name) for name in registry.entries(GROUP)]
     for candidate in known:
         if candidate.accepts(spec):
             return candidate
@@ -49,7 +49,7 @@ def reader(spec: str) -> Frontend:
     )
 
 
-def frontend(name: str) -> Frontend:
+def find_frontend(name: str) -> Frontend:
     """The front end registered as ``name``.
 
     Raises:

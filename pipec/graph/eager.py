@@ -25,7 +25,7 @@ from torch import Tensor, fx, nn
 from pipec.errors import GraphError
 from pipec.graph.ir import Graph, origin
 from pipec.graph.tensor_type import metas_of_types, types_text
-from pipec.graph.torch_private import autograd_again, count_writes, gradient_hooks_of, storage_key
+from pipec.graph.torch_private import count_writes, enable_autograd, gradient_hooks_of, storage_key
 
 _TAPE, _ABSENT = "pipec_tape", "pipec_absent"
 
@@ -72,7 +72,7 @@ class EagerCall:
         held = [self._weight(k, t) for k, t in enumerate(given[count:])]
         before = list(map(count_writes, [*passed, *held]))
         with ExitStack() as stack:
-            stack.enter_context(autograd_again())
+            stack.enter_context(enable_autograd())
             stack.enter_context(torch.set_grad_enabled(self.tracked))
             if self.autocast:
                 dtype = getattr(torch, self.autocast)
@@ -145,7 +145,7 @@ class Run:
         pairs = zip(self.results, gradients, strict=False)
         given = [(y, g) for y, g in pairs if g is not None and y.requires_grad]
         before = list(map(count_writes, self.held))
-        with autograd_again(), self.of._holding(self.held):  # noqa: SLF001
+        with enable_autograd(), self.of._holding(self.held):  # noqa: SLF001
             torch.autograd.backward([y for y, _ in given], [g for _, g in given])
             left = weights_of(self.of.module)
         pairs_left = zip(self.held, left, before, strict=True)

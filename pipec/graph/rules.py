@@ -294,7 +294,7 @@ class Checker:
     def __init__(self) -> None:
         self._nodes: dict[tuple[int, frozenset[str]], list[tuple[str, Finding]]] = {}
 
-    def findings(self, graph: Graph, role: Role) -> list[tuple[str, Finding]]:
+    def find_violations(self, graph: Graph, role: Role) -> list[tuple[str, Finding]]:
         """What breaks the rules: (name of the rule, finding)."""
         key = id(graph.module), graph.namespaces
         if key not in self._nodes:
@@ -316,7 +316,7 @@ class Checker:
         Raises:
             GraphError: All findings are listed.
         """
-        refuse(GraphError, "graph", self.findings(graph, role), where)
+        refuse(GraphError, "graph", self.find_violations(graph, role), where)
 
 
 def verify(graph: Graph, where: str = "graph", role: Role = Role.MODEL) -> None:

@@ -221,7 +221,7 @@ def count_writes(tensor: torch.Tensor) -> int:
 
 
 @contextmanager
-def autograd_again() -> Iterator[None]:
+def enable_autograd() -> Iterator[None]:
     """Let autograd watch what runs inside the kernel of an op, which is below it otherwise."""
     native, excluded = torch._C, torch._C._dispatch_tls_local_exclude_set()  # noqa: SLF001
     for key in (
@@ -241,7 +241,7 @@ def storage_key(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)  # noqa: SLF001
 
 
-def allocating(run: Callable[[], Any]) -> tuple[Any, int]:
+def measure_allocation(run: Callable[[], Any]) -> tuple[Any, int]:
     """Run something on the CPU: its result, and the most bytes that torch's allocator lent it.
 
     By torch's profiler, which sees what kernels take for themselves too. Takes some 2 ms more.

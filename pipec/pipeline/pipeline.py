@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import nn
 
 from pipec.arguments import check_arguments
-from pipec.compiler.endless import endless
+from pipec.compiler.endless import make_endless
 from pipec.errors import PlanError
 from pipec.frontends.reload import bring_modules
 from pipec.graph.eager import eager_parts
@@ -36,7 +36,7 @@ from pipec.runtime.agreement import check_same, exchange
 from pipec.runtime.checkpoint import Checkpoints
 from pipec.runtime.distributed import pipeline_of, process_group
 from pipec.runtime.executor import OnNan, Settings
-from pipec.runtime.figures import conclude, figures
+from pipec.runtime.figures import conclude, gather_figures
 from pipec.runtime.identity import digest_of, mark
 from pipec.runtime.program import Program
 from pipec.runtime.result import Result
@@ -183,7 +183,7 @@ class Pipeline:
         if "RANK" in os.environ and not dist.is_initialized():
             self._open.enter_context(process_group(timeout, device))
         held = open_weights(Path(weights)) if isinstance(weights, Path | str) else weights
-        order = plan.schedule if drain else endless(plan)
+        order = plan.schedule if drain else make_endless(plan)
         alone = device == "auto" and not dist.is_initialized()
         self._active = self._runner = pipeline_of(
             plan, self._inputs, settings, schedule=order, weights=held, timeout=timeout,
@@ -243,7 +243,7 @@ class Pipeline:
         self._active = self._runner
         result = self._runner.round(shares)
         executor = self._runner.executors[0]
-        found = figures(result, shares, executor.round - 1)
+        found = gather_figures(result, shares, executor.round - 1)
         if error := conclude(found, self._runner.executors, executor.round - 1):
             self._finish_saving()
             raise error
@@ -276,7 +276,7 @@ class Pipeline:
                 runner = self._runner.beside(programs, self._inputs)
             self._active = runner
             result = runner.round(shares)
-            loss = figures(result, shares, runner.executors[0].round - 1).loss
+            loss = gather_figures(result, shares, runner.executors[0].round - 1).loss
             weight = sum(shares.weights)
             total, weights = total + (loss or 0.0) * weight, weights + weight
             if outputs:
@@ -310,7 +310,7 @@ class Pipeline:
         """The newest trained weights that this process holds, by name; not copies."""
         for e in self._runner.executors:
             for held in e.weights.values():
-                newest = held.at(held.newest).tensors
+                newest = held.version_at(held.newest).tensors
                 yield from ((n, newest[n]) for n in held.trained)
 
     def save(self, directory: Path | str) -> None:
@@ -398,7 +398,7 @@ class Pipeline:
             self._shapes[self._splitter.compiled] = 0, self._counts_of(self.plan.graph)
         if shape not in self._shapes:
             self._check_model()
-            program = self._retraced.training(self._splitter.draw(shape))
+            program = self._retraced.plan_training(self._splitter.draw(shape))
             numbers = [e.add_shape(program) for e in self._runner.executors]
             self._shapes[shape] = numbers[0], self._counts_of(program.plan.graph)
         return self._shapes[shape]
@@ -415,7 +415,7 @@ class Pipeline:
         if shape not in self._evaluations:
             self._check_model()
             inputs, microbatches = self._splitter.draw(shape), self.plan.schedule.microbatches
-            self._evaluations[shape] = self._retraced.evaluation(inputs, microbatches)
+            self._evaluations[shape] = self._retraced.plan_evaluation(inputs, microbatches)
         program = self._evaluations[shape]
         return list(self._evaluations).index(shape), self._counts_of(program.plan.graph)
 

@@ -94,7 +94,7 @@ class Retraced:
     plan: Plan
     trace: Trace
 
-    def training(self, inputs: Mapping[str, torch.Tensor]) -> Program:
+    def plan_training(self, inputs: Mapping[str, torch.Tensor]) -> Program:
         """The plan for microbatches of another shape, under its own schedule.
 
         Raises:
@@ -145,7 +145,7 @@ class Retraced:
                 hint="pass the same model and loss as to compile",
             )
 
-    def evaluation(self, inputs: Mapping[str, torch.Tensor], microbatches: int) -> Program:
+    def plan_evaluation(self, inputs: Mapping[str, torch.Tensor], microbatches: int) -> Program:
         """The model in evaluation mode, its loss beside its outputs, forward only."""
         graph = self.trace(inputs, LoadOptions(scored=self.plan.trains))
         made = self._cut(graph, "insert-comm")

@@ -12,7 +12,7 @@ from torch import fx
 
 from pipec.graph.ir import InputKind, op_name, origin, tensors
 from pipec.plan.model import Plan
-from pipec.report.plan_data import Data, node_times, plan_data
+from pipec.report.plan_data import Data, list_node_times, plan_data
 from pipec.schedule.action import ActionKind
 from pipec.simulate.memory import CATEGORIES, Curve
 from pipec.simulate.timeline import Timeline
@@ -73,7 +73,7 @@ def nodes_data(plan: Plan) -> Data:
     ops, paths, layers, types = _Texts(), _Texts(), _Texts(), _Texts()
     edges = [[number[v.name] for v in n.all_input_nodes if v.name in number] for n in calls]
     stage_of = plan.partition.stage_of if plan.partition else {}
-    origins, times = [origin(n) for n in calls], node_times(plan)
+    origins, times = [origin(n) for n in calls], list_node_times(plan)
     columns = {
         "op": pack_column([ops(op_name(n)) for n in calls], "i16"),
         "path": pack_column([paths(o.name) for o in origins], "i32"),

@@ -38,14 +38,14 @@ def plan_data(plan: Plan, heaviest: int = 10) -> Data:
         "stages": [stage_data(plan, stage) for stage in plan.stages],
         "balance": balance_data(plan),
         "cuts": [cut_data(plan, k) for k in range(len(plan.stages) - 1)],
-        "heaviest": heaviest_nodes(plan, heaviest),
+        "heaviest": list_heaviest(plan, heaviest),
         "tied": {
             name: {"stages": list(stages), "aliases": list(plan.graph.tied.get(name, ()))}
             for name, stages in plan.find_tied().items()
         },
         "guessed": list_guessed(plan),
         "memory": memory_data(plan),
-        "idle_devices": idle_devices(plan),
+        "idle_devices": list_idle(plan),
         "schedule": _schedule_data(plan),
         "explored": [dataclasses.asdict(t) for t in plan.explored],
         "options": dict(plan.options),
@@ -122,14 +122,14 @@ def cut_data(plan: Plan, after: int) -> Data:
     }
 
 
-def heaviest_nodes(plan: Plan, count: int) -> list[Data]:
+def list_heaviest(plan: Plan, count: int) -> list[Data]:
     """The nodes that take longest on the device of their stage, longest first.
 
     Where all nodes run at once, each on engines of its own, a node has a share alone, no seconds.
     """
     if plan.costs is None or plan.partition is None:
         return []
-    times = node_times(plan)
+    times = list_node_times(plan)
     total = sum(seconds for _, seconds in times.values()) or 1.0
     streams = {d.kind for d in plan.cluster.devices if d.streams}
     ranked = sorted(times.items(), key=lambda item: -item[1][1])[:count]
@@ -156,7 +156,7 @@ def list_guessed(plan: Plan) -> list[str]:
     return sorted(
         {
             op_name(n)
-            for n, (kind, _) in node_times(plan).items()
+            for n, (kind, _) in list_node_times(plan).items()
             if plan.costs.method.get(kind) != "measured"
             and n.name not in plan.costs.tabled.get(kind, ())
             and counter.is_guess(n, plan.costs.nodes[n.name].flops)
@@ -164,7 +164,7 @@ def list_guessed(plan: Plan) -> list[str]:
     )
 
 
-def node_times(plan: Plan) -> dict[fx.Node, tuple[str, float]]:
+def list_node_times(plan: Plan) -> dict[fx.Node, tuple[str, float]]:
     """The kind of device that runs each call of the model, and its seconds there; for all readers.
 
     It is the first device of its stage; before the model is cut, the first of the cluster. Without
@@ -180,7 +180,7 @@ def node_times(plan: Plan) -> dict[fx.Node, tuple[str, float]]:
     return found
 
 
-def idle_devices(plan: Plan) -> list[int]:
+def list_idle(plan: Plan) -> list[int]:
     """Devices of the cluster on which no stage of a plan is placed."""
     if plan.placement is None:
         return []

@@ -13,7 +13,7 @@ from pipec.graph.kernels import kernel_key, layout
 from pipec.graph.torch_private import (
     OpOverload,
     TorchDispatchMode,
-    allocating,
+    measure_allocation,
     namespace_of,
     storage_key,
     tree_leaves,
@@ -47,7 +47,7 @@ def counting(executor: Executor) -> Iterator[Counter]:
     if executor.compute.torch.type == "cuda":
         yield CudaAllocator(executor.compute.torch)
         return
-    held = (w.at(v).tensors.values() for w in executor.weights.values() for v in w.versions)
+    held = (w.version_at(v).tensors.values() for w in executor.weights.values() for v in w.versions)
     with Allocations(t for tensors in held for t in tensors) as found:
         yield found
 
@@ -145,7 +145,7 @@ class Allocations(TorchDispatchMode):
             self._lent[key] = 0
         if key in self._lent:
             return func(*args, **kwargs), self._lent[key]
-        result, self._lent[key] = allocating(partial(func, *args, **kwargs))
+        result, self._lent[key] = measure_allocation(partial(func, *args, **kwargs))
         return result, self._lent[key]
 
     def _add(self, tensors: Iterable[torch.Tensor], known: set[int]) -> None:

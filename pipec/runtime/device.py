@@ -101,9 +101,9 @@ class Device:
         return seconds
 
     def set_clock(self) -> None:
-        """Before the first `moment` of a round."""
+        """Before the first `mark_moment` of a round."""
 
-    def moment(self) -> Moment:
+    def mark_moment(self) -> Moment:
         """When all is computed that was begun before."""
         return time.perf_counter()
 
@@ -181,7 +181,7 @@ class CudaDevice(Device):
         torch.cuda.synchronize(self.torch)
         self._origin, self._begin = self._event(), time.perf_counter()
 
-    def moment(self) -> Moment:
+    def mark_moment(self) -> Moment:
         """When the compute stream gets here."""
         return self._event()
 

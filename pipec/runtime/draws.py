@@ -26,7 +26,7 @@ Draws = tuple[int | None, ...]
 _seeds: ContextVar[Stream | None] = ContextVar("seeds", default=None)
 
 
-def draws(graph: Graph) -> int:
+def count_draws(graph: Graph) -> int:
     """How often a forward graph draws."""
     return sum(map(draws_of, graph.calls))
 

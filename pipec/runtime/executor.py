@@ -293,7 +293,7 @@ class Executor:
         self.moves.forward_copies()
         if self._doing is None and (turn := self.turn):
             self.moves.begin(turn.action, turn.place)
-        begin = self.compute.moment() if self._records else 0.0
+        begin = self.compute.mark_moment() if self._records else 0.0
         if self._doing is None:
             self._doing = iter(self._begin() or ())
         gone_on = next(self._doing, None)
@@ -315,7 +315,7 @@ class Executor:
     def _record(self, begin: Moment) -> None:
         turn, copied = self._row[self._at], self.compute.copied
         moves = turn.action.kind in (*TO_HOST, *FROM_HOST)
-        begin, end = copied if moves and copied else (begin, self.compute.moment())
+        begin, end = copied if moves and copied else (begin, self.compute.mark_moment())
         self._moments.append((turn.place, begin, end, self.saved_bytes))
 
     def _keep_record(self) -> None:
@@ -353,16 +353,16 @@ class Executor:
         self.result.norm = self._steps.norm
         return self.result
 
-    def live(self) -> Tensors:
+    def newest_weights(self) -> Tensors:
         """The newest weights of this device's stages, by name: the tensors themselves."""
         found: Tensors = {}
         for weights in self.weights.values():
-            found |= weights.at(weights.newest).tensors
+            found |= weights.version_at(weights.newest).tensors
         return found
 
     def beside(self, programs: Sequence[Program], batch: Batch) -> "Executor":
         """What runs other graphs of the same stages on this device's weights, as they are now."""
-        weights = ChainMap(self.live(), dict(programs[0].plan.graph.weights))
+        weights = ChainMap(self.newest_weights(), dict(programs[0].plan.graph.weights))
         made = Executor(
             programs[0], self.device, self.transport, batch, Settings(seed=self.settings.seed),
             weights, self.compute, borrows=True,
@@ -380,7 +380,7 @@ class Executor:
         """As `read_state`, with the buffers that no state dict has."""
         names = {i.name for i in self.program.plan.graph.inputs if i.kind.changes}
         weights = self.weights[stage]
-        return {n: w for n, w in weights.at(weights.newest).tensors.items() if n in names}
+        return {n: w for n, w in weights.version_at(weights.newest).tensors.items() if n in names}
 
     def inputs(self, microbatch: int) -> Mapping[str, torch.Tensor]:
         """The inputs of a microbatch, numbered since the pipeline was empty."""
@@ -395,7 +395,7 @@ class Executor:
         stage, runner, weights, m = self._stage(action)
         values = {v: self.moves.take(c.name, m) for v, c in stage.incoming.items()}
         inputs = self.inputs(m) if runner.input_names else {}
-        held = weights.at(action.version)
+        held = weights.version_at(action.version)
         tensors = held.tensors
         self.result.versions.append((action, held.updates.count))
         with self.compute.own_random() if runner.random else nullcontext():
@@ -418,7 +418,7 @@ class Executor:
         stage, runner, weights, m = self._stage(action)
         assert stage.training is not None
         kind = action.kind.name
-        held = weights.at(action.version)
+        held = weights.version_at(action.version)
         tensors = self.rules[action.stage].backward_weights(held.tensors)
         self.result.versions.append((action, held.updates.count))
         gradients = {} if action.kind is _K.W else self._gradients(stage, m)

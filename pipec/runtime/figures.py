@@ -35,7 +35,7 @@ class Figures:
     seconds: float
 
 
-def figures(result: Result, shares: Shares, number: int, seconds: float = 0.0) -> Figures:
+def gather_figures(result: Result, shares: Shares, number: int, seconds: float = 0.0) -> Figures:
     """The figures of a round, the same on all ranks; all of them must call.
 
     Args:

@@ -85,7 +85,7 @@ def weights_of(executor: Executor) -> dict[str, str | None]:
     place = program.schedule.placement
     for stage, weights in executor.weights.items():
         copies = {*place.forward[stage], *(place.backward[stage] if place.backward else ())}
-        for name, held in weights.at(weights.newest).tensors.items():
+        for name, held in weights.version_at(weights.newest).tensors.items():
             if len(copies) > 1 or name in program.tied:
                 found[f"the first value of weight {name}"] = digest(held)
     return found

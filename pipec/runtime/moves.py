@@ -265,7 +265,7 @@ class Moves:
     def _send_version(
         self, message: Message, weights: StageWeights, stage: int, version: int
     ) -> None:
-        held = weights.at(version)
+        held = weights.version_at(version)
         parts = [held.tensors[n] for n in weights.trained]
         count = torch.tensor(held.updates.count, device=self._device.torch)
         self._transport.send(message, pack([*parts, count], self._messages.version_types(stage)))

@@ -122,7 +122,7 @@ class ProcessGroupTransport(Transport):
         self._post_ahead()
         self._wait(work, _describe(message), buffer)
         for sent in self._proves.pop(message):
-            self._let_go(sent)
+            self._drop(sent)
         return buffer if message.host else buffer.to(self._device)
 
     def reduce(self, at: Meeting, tensors: Tensors) -> Parts:
@@ -132,7 +132,7 @@ class ProcessGroupTransport(Transport):
         found: dict[int, torch.Tensor] = {}
         for places in _by_dtype(tensors):
             (flat,) = self._flat(tensors, [places])
-            self._together(dist.all_reduce, f"the sum {at.key}", at.members, flat)
+            self._run_collective(dist.all_reduce, f"the sum {at.key}", at.members, flat)
             found |= _cut(flat, places, tensors)
         return [found[k] for k in range(len(tensors))]
 
@@ -143,7 +143,7 @@ class ProcessGroupTransport(Transport):
             shares = [[k for k in places if owners[k] == m] for m in at.members]
             flat = self._flat(tensors, shares)
             total = torch.empty_like(flat[0])
-            self._together(dist.reduce_scatter, f"the sum {at.key}", at.members, total, flat)
+            self._run_collective(dist.reduce_scatter, f"the sum {at.key}", at.members, total, flat)
             found |= _cut(total, shares[at.members.index(at.device)], tensors)
         return [found[k] for k in sorted(found)]
 
@@ -154,7 +154,7 @@ class ProcessGroupTransport(Transport):
             shares = [[k for k in places if owners[k] == m] for m in at.members]
             flat = self._flat(tensors, shares)
             own = flat[at.members.index(at.device)].clone()
-            self._together(dist.all_gather, f"the weights {at.key}", at.members, flat, own)
+            self._run_collective(dist.all_gather, f"the weights {at.key}", at.members, flat, own)
             for part, share in zip(flat, shares, strict=True):
                 found |= _cut(part, share, tensors)
         return [found[k] for k in range(len(tensors))]
@@ -168,7 +168,7 @@ class ProcessGroupTransport(Transport):
         found = [torch.cat([*p, rest]) for p, rest in zip(parts, rests, strict=True)]
         return [flat.cpu() for flat in found] if self._staged else found
 
-    def _together(
+    def _run_collective(
         self,
         do: Callable[..., dist.Work | None],
         what: str,
@@ -185,9 +185,9 @@ class ProcessGroupTransport(Transport):
     def finish(self) -> None:
         """Wait until everything has left."""
         for message in list(self._sent):
-            self._let_go(message)
+            self._drop(message)
 
-    def _let_go(self, message: Message) -> None:
+    def _drop(self, message: Message) -> None:
         work, tensor = self._sent.pop(message)
         self._wait(work, "a send to leave", tensor)
 

@@ -15,7 +15,7 @@ import torch
 from pipec.files import write_file
 from pipec.runtime.result import Recorded
 from pipec.runtime.runner import Runner
-from pipec.schedule.lanes import lanes
+from pipec.schedule.lanes import assign_lanes
 from pipec.schedule.schedule import Schedule
 from pipec.simulate.draw_trace import complete, lane_names
 
@@ -47,7 +47,7 @@ def build_trace(schedule: Schedule, rows: Mapping[int, torch.Tensor]) -> dict[st
         schedule: What ran.
         rows: What `collect_rows` gave.
     """
-    queue = lanes(schedule)
+    queue = assign_lanes(schedule)
     start = min((float(r[:, 1].min()) for r in rows.values() if len(r)), default=0.0)
     events = lane_names(queue)
     for device, table in sorted(rows.items()):

@@ -123,7 +123,7 @@ class Steps:
             overflown = self.norm is None or not isfinite(self.norm)
             executor.result.rescaled |= bool(count) and overflown and executor.scaling.recovers
             return
-        held = weights.at(weights.newest).tensors
+        held = weights.version_at(weights.newest).tensors
         before = {n: held[n] for n in weights.trained} if rule.corrects else {}
         with executor.compute.count_time():
             weights.step(
@@ -133,7 +133,7 @@ class Steps:
                 oldest=oldest,
                 in_place=self._program.flush and oldest >= action.version,
             )
-        new = weights.at(action.version)
+        new = weights.version_at(action.version)
         yield from self._bring_together(executor, action, new.tensors)
         rule.observe(before, {n: new.tensors[n] for n in before})
         executor.result.versions.append((action, new.updates.count))

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from pipec.runtime.checkpoint import Checkpoints
-from pipec.runtime.figures import Figures, conclude, figures
+from pipec.runtime.figures import Figures, conclude, gather_figures
 from pipec.runtime.metrics import Observer, Step
 from pipec.runtime.program import Program
 from pipec.runtime.result import Result
@@ -49,7 +49,7 @@ def rounds_of(
     for number in numbers:
         begin = time.perf_counter()
         result = pipeline.round()
-        found = figures(result, Shares(), number, time.perf_counter() - begin)
+        found = gather_figures(result, Shares(), number, time.perf_counter() - begin)
         for observe in observers:
             observe(summary(pipeline.program, found, number))
         yield result, found

@@ -170,7 +170,7 @@ class StageWeights:
         kept = (v for state in self.optimizer.state.values() for v in state.values())
         return sum(v.nbytes for v in kept if isinstance(v, torch.Tensor))
 
-    def at(self, version: int) -> Version:
+    def version_at(self, version: int) -> Version:
         """One version: its tensors, and what was done to them.
 
         Raises:
@@ -326,7 +326,7 @@ class StageWeights:
 
     def load_state(self, versions: list[Any], sums: list[Any]) -> None:
         """Hold older versions again; what is newest here is the newest of them."""
-        newest = self.at(self.newest).tensors
+        newest = self.version_at(self.newest).tensors
         self._versions = {v: Version({**newest, **t}, Updates(count)) for v, count, t in versions}
         self._sums = {u: _Sum(grads, frozenset(owned)) for u, grads, owned in sums}
 
@@ -336,7 +336,7 @@ class StageWeights:
         Raises:
             PlanError: The shape or dtype differs.
         """
-        held = self.at(self.newest).tensors[name]
+        held = self.version_at(self.newest).tensors[name]
         check_fits(name, held, tensor)
         with torch.no_grad():
             held.copy_(tensor)

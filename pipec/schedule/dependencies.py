@@ -34,7 +34,7 @@ import numpy as np
 
 from pipec.schedule.action import COMPUTE, Action, ActionKind
 from pipec.schedule.channels import ChannelKind
-from pipec.schedule.lanes import lanes, previous_in_lane
+from pipec.schedule.lanes import assign_lanes, previous_in_lane
 from pipec.schedule.routes import routes_of
 from pipec.schedule.schedule import Int32, Schedule
 from pipec.schedule.tables import Tables
@@ -169,7 +169,7 @@ class _Rules:
     def _before(self) -> np.ndarray:
         """What stands before an action on its lane; nothing and missing stay what they are."""
         ends = np.array([self.at.nothing, self.at.missing], dtype=np.int32)
-        return np.append(previous_in_lane(lanes(self.schedule)), ends)
+        return np.append(previous_in_lane(assign_lanes(self.schedule)), ends)
 
     def _slots(self, channel: ChannelKind, sends: np.ndarray) -> None:
         consumed = self.at.forward if channel is _C.F else self.at.backward

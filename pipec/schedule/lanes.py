@@ -57,7 +57,7 @@ class Lanes:
     start: np.ndarray
 
 
-def lanes(schedule: Schedule) -> Lanes:
+def assign_lanes(schedule: Schedule) -> Lanes:
     """Put every action on its lane."""
     numbering = _Numbering(schedule)
     of = numbering.plain()

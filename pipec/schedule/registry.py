@@ -53,7 +53,7 @@ def names() -> tuple[str, ...]:
     return tuple(entries(GROUP))
 
 
-def generator(name: str) -> Generator:
+def find_generator(name: str) -> Generator:
     """The generator function registered as ``name`` (options behind it do not matter).
 
     Raises:
@@ -99,7 +99,7 @@ def parse_options(name: str, given: Mapping[str, str]) -> dict[str, object]:
         {'chunks': 4, 'split': True}
     """
     plain, options = parse_one(name, ScheduleError)
-    function = generator(plain)
+    function = find_generator(plain)
     keys = [k.replace("-", "_") for k in (*options, *given)]
     _check_once(plain, keys)
     options = dict(zip(keys, (*options.values(), *given.values()), strict=True))
@@ -143,7 +143,7 @@ def generate(name: str, stages: int, microbatches: int, **options: object) -> Sc
             got=f"{stages:,} stages x {microbatches:,} microbatches",
             want=f"a product of at most {MOST:,}",
         )
-    function = generator(name)
+    function = find_generator(name)
     every = {**parse_options(name, {}), **options}
     _check_once(name, [*parse_options(name, {}), *options])
     _check_known(plain_name(name), function, every)
@@ -173,7 +173,8 @@ def spell(schedule: Schedule) -> str:
         >>> spell(generate("zb-h1", 4, 8, memory=2)), spell(generate("pipedream", 2, 8))
         ('zb-h1{memory=2}', 'pipedream')
     """
-    own = inspect.signature(generator(schedule.name)).parameters if schedule.name in names() else {}
+    name = schedule.name
+    own = inspect.signature(find_generator(name)).parameters if name in names() else {}
     usual = {"adjacent": "stages", **{k: p.default for k, p in own.items()}}
     kept = placing(schedule)
     for k, v in schedule.options.items():

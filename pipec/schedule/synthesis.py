@@ -56,7 +56,7 @@ class StageCosts:
         split = (self.weight_gradient,) if self.weight_gradient else ()
         return (self.forward, self.input_gradient, *split)
 
-    def around(self) -> list[float]:
+    def round_trips(self) -> list[float]:
         """From the start of F to the end of I of one microbatch, per stage."""
         found: list[float] = []
         for s in reversed(range(len(self.forward))):
@@ -145,7 +145,7 @@ class _Play:
 
     def _choice(self, d: int, now: float) -> tuple[int, int, float]:
         """What the device takes: kind and stage; or -1 and when it should look again."""
-        due = self._due(d)
+        due = self._find_due(d)
         if due >= 0 and self.rule.patience[due] < 0:
             return W, due, now
         best: tuple[float, float, int, int] | None = None
@@ -172,7 +172,7 @@ class _Play:
             return W, due, now
         return -1, -1, later
 
-    def _due(self, d: int) -> int:
+    def _find_due(self, d: int) -> int:
         """The stage of the device with most to gain from a W; -1 if none is due."""
         if len(self.seconds) == 2:
             return -1
@@ -248,7 +248,7 @@ def _rules(costs: StageCosts, device: Sequence[int], count: int) -> Iterator[Rul
         sum(row[s] for row in costs.seconds for s in range(stages) if device[s] == d)
         for d in set(device)
     )
-    hidden = [time / pace if pace else 1.0 for time in costs.around()]
+    hidden = [time / pace if pace else 1.0 for time in costs.round_trips()]
     for patience, first, more in product(
         (0.0, -1.0, 0.5, 1.0), (False, True), (None, 1, 2, 3, 4, 5, 7, count)
     ):

@@ -8,7 +8,7 @@ import numpy as np
 from pipec.schedule.action import ActionKind
 from pipec.schedule.channels import ChannelKind
 from pipec.schedule.lower import lower
-from pipec.schedule.registry import generate, generator
+from pipec.schedule.registry import find_generator, generate
 from pipec.schedule.schedule import Schedule
 from pipec.simulate.memory import CATEGORIES
 from pipec.simulate.simulate import simulate
@@ -20,7 +20,7 @@ _K = ActionKind
 
 def takes_costs(name: str) -> bool:
     """Whether a generator makes its order from costs: it has options F, I and W."""
-    return {"F", "I", "W"} <= set(inspect.signature(generator(name)).parameters)
+    return {"F", "I", "W"} <= set(inspect.signature(find_generator(name)).parameters)
 
 
 def stage_costs(timeline: Timeline, limits: Sequence[float] = ()) -> dict[str, list[float]]:

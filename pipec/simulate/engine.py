@@ -15,7 +15,7 @@ import numpy as np
 
 from pipec.schedule.channels import Channel
 from pipec.schedule.dependencies import Dependencies, dependencies
-from pipec.schedule.lanes import Lanes, lanes
+from pipec.schedule.lanes import Lanes, assign_lanes
 from pipec.schedule.schedule import Schedule
 from pipec.schedule.tables import Tables
 from pipec.simulate.compact import Compact, blocks, compact
@@ -41,7 +41,7 @@ class Prepared:
     @classmethod
     def of(cls, schedule: Schedule) -> "Prepared":
         """Find out who waits for whom, once."""
-        return cls(schedule, dependencies(schedule), lanes(schedule), Tables(schedule))
+        return cls(schedule, dependencies(schedule), assign_lanes(schedule), Tables(schedule))
 
     def resize(self, channels: Sequence[Channel]) -> "Prepared":
         """The same with other bytes of its channels."""

@@ -21,7 +21,7 @@ from pipec.errors import ScheduleError
 from pipec.schedule.action import ActionKind
 from pipec.schedule.assign import derive_versions
 from pipec.schedule.dependencies import Dependencies, dependencies
-from pipec.schedule.lanes import lanes
+from pipec.schedule.lanes import assign_lanes
 from pipec.schedule.schedule import Int64, Schedule
 from pipec.schedule.tables import Tables
 from pipec.simulate.complete import find_incomplete
@@ -101,7 +101,7 @@ def _early_reductions(schedule: Schedule) -> Iterator[str]:
 
 
 def _find_unmatched(schedule: Schedule) -> Iterator[str]:
-    queue = lanes(schedule)
+    queue = assign_lanes(schedule)
     names = {str(lane): n for n, lane in enumerate(queue.names)}
     for number, lane in enumerate(queue.names):
         if not lane.name.startswith("in:"):

@@ -6,7 +6,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from pipec.escape import terminal
+from pipec.escape import sanitize
 from tests.cli.running import Pipec
 from tests.frontends.onnx.models import model as model_of
 
@@ -22,8 +22,8 @@ def test_names_of_open_dimensions_are_printed_as_texts(
     words = ("--target", "onnx", "--devices", "2xcpu", "--shape", "x=2,4")
     ended = pipec("compile", tmp_path / "m.onnx", *words, "-o", out)
     assert ended.code == 0
-    assert f"checked against the model at {terminal(name)}=3" in ended.err
+    assert f"checked against the model at {sanitize(name)}=3" in ended.err
     assert f"wrote {out}" in ended.err.replace("\n", "")
     ended = pipec("verify", out, "-v")
     assert ended.code == 0
-    assert f"running the original model at {terminal(name)}=3" in ended.err
+    assert f"running the original model at {sanitize(name)}=3" in ended.err

@@ -15,7 +15,7 @@ from pipec.compiler.driver import default_passes, make_plan
 from pipec.compiler.facts import plan_facts
 from pipec.compiler.outline import Outline
 from pipec.compiler.pass_manager import parse_pipeline, run_passes
-from pipec.compiler.problem import placement_problem
+from pipec.compiler.problem import build_problem
 from pipec.errors import PartitionError, PlanError
 from pipec.frontends.trace import Loss, trace
 from pipec.graph.ir import Graph, Source
@@ -88,7 +88,7 @@ def search_of(base: Plan, name: str, stages: int, microbatches: int) -> CutSearc
     compute = generate(name, stages, microbatches)
     outline = Outline(base.graph, base.costs, base.cluster, microbatches)
     limits = [d.memory_bytes for d in base.cluster.devices[: compute.devices]]
-    return CutSearch(outline, placement_problem(base.graph, base.costs), compute, limits)
+    return CutSearch(outline, build_problem(base.graph, base.costs), compute, limits)
 
 
 def contiguous(search: CutSearch, stages: int) -> Iterator[np.ndarray]:
@@ -229,11 +229,11 @@ def test_fewer_microbatches_find_the_fastest_cut_of_many(
     base = costed(net(seed, 16), cluster_of(seed, 3))
     search = search_of(base, name, 3, 250)
     seeds = next(contiguous(search, 3))
-    near = search._near([seeds])
+    near = search._search_near([seeds])
     near = near[np.argsort(search._bounds(near), kind="stable")[:NEAR]]
     brute = [search.predict(stage[search.units.of_node]).seconds for stage in near]
     assert max(brute) > min(brute)
-    assert search.best(lambda: [seeds]).timeline.seconds == pytest.approx(min(brute), rel=1e-9)
+    assert search.find_best(lambda: [seeds]).timeline.seconds == pytest.approx(min(brute), rel=1e-9)
 
 
 @pytest.mark.parametrize("name", [*SYNCHRONOUS, *ASYNCHRONOUS, "inference"])
@@ -242,7 +242,7 @@ def test_nothing_enumerated_is_faster(name: str) -> None:
     graph = net(1, 16) if name != "inference" else mlp(layers=6, width=64)
     base = costed(graph, cluster_of(1, generate(name, 2, 4).devices))
     search = search_of(base, name, 2, 4)
-    best = search.best(list)
+    best = search.find_best(list)
     brute = [search.predict(stage).seconds for stage in contiguous(search, 2)]
     assert len(brute) > 5
     assert best.timeline.seconds == pytest.approx(min(brute), rel=1e-12)
@@ -253,10 +253,10 @@ def test_moved_boundaries_come_near_the_best(monkeypatch: pytest.MonkeyPatch) ->
     """Where cuts are too many to look at all, from a poor seed; and no proof is claimed."""
     base = costed(net(1), cluster_of(1, 3))
     search = search_of(base, "1f1b", 3, 4)
-    best = search.best(list)
+    best = search.find_best(list)
     monkeypatch.setattr("pipec.compiler.cut_search.COUNTED", 0)
     poor = np.clip(search.units.of_node, 0, 2)
-    found = search.best(lambda: [poor])
+    found = search.find_best(lambda: [poor])
     assert found.timeline.seconds <= 1.02 * best.timeline.seconds
     assert found.bound <= best.timeline.seconds
     assert type(found.bound) is float  # plans write it as JSON
@@ -289,7 +289,7 @@ def test_a_deadlock_of_every_cut_is_no_lack_of_memory(monkeypatch: pytest.Monkey
     search = search_of(costed(graph, parse_cluster("4xh100")), "interleaved", 8, 8)
     monkeypatch.setattr("pipec.compiler.outline.slots_of", lambda src, dst: 2)
     with pytest.raises(PartitionError, match="into 8 stages runs without a deadlock") as error:
-        search.best(lambda: [np.clip(search.units.of_node, 0, 7)])
+        search.find_best(lambda: [np.clip(search.units.of_node, 0, 7)])
     assert "no slot until" in str(error.value)
 
 
@@ -309,12 +309,12 @@ def test_where_a_cut_fits_one_is_found() -> None:
         limit = least + share * (most - least)
         fits = [t.seconds for t in every if max(t.peak_bytes) <= limit]
         search = search_of(base.replace(cluster=tight(base.cluster, limit)), "gpipe", 2, 4)
-        found = search.best(list).timeline
+        found = search.find_best(list).timeline
         assert max(found.peak_bytes) <= limit
         assert found.seconds == pytest.approx(min(fits), rel=1e-12)
     search = search_of(base.replace(cluster=tight(base.cluster, 0.99 * least)), "gpipe", 2, 4)
     with pytest.raises(PartitionError, match="which no contiguous cut meets"):
-        search.best(list)
+        search.find_best(list)
 
 
 @pytest.mark.parametrize("name", ["1f1b", "zb-h1"])
@@ -323,16 +323,16 @@ def test_a_limit_on_the_step_hides_nothing_that_is_faster(name: str, memory: flo
     """Below it the same cut; above it a bound that holds, and what memory refused is told."""
     base = costed(net(0, 16), cluster_of(0, 2))
     search = search_of(base.replace(cluster=tight(base.cluster, memory)), name, 2, 4)
-    best = search.best(list)
+    best = search.find_best(list)
     every = [search.predict(stage) for stage in contiguous(search, 2)]
     refused = [t.seconds for t in every if max(t.peak_bytes) > memory]
     assert bool(refused) == (memory < 1e9)
     for share in (0.5, 0.9, 1.0, 1.01, 2.0):
         below = share * best.timeline.seconds
         if share > 1:
-            assert np.array_equal(search.best(list, below).stage, best.stage)
+            assert np.array_equal(search.find_best(list, below).stage, best.stage)
             continue
         with pytest.raises(NotFasterError) as told:
-            search.best(list, below)
+            search.find_best(list, below)
         assert below <= told.value.bound <= best.timeline.seconds
         assert told.value.loose <= min(refused, default=np.inf)

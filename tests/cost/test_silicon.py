@@ -24,7 +24,7 @@ from pipec.explore.make import Maker
 from pipec.explore.rebatch import Rebatched
 from pipec.frontends.torch_module import from_module
 from pipec.plan.model import Plan
-from pipec.report.plan_data import heaviest_nodes
+from pipec.report.plan_data import list_heaviest
 
 READ = silicon._read_table
 TINY = 1e-7  # launch of the made-up host: eager 5.1 us, in a graph 5 us
@@ -71,9 +71,9 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(silicon, "_read_table", lambda path: json.loads(path.read_text()))
     monkeypatch.delitem(sys.modules, silicon.PACKAGE, raising=False)
-    silicon.silicon.cache_clear()
+    silicon.load_silicon.cache_clear()
     yield gpu
-    silicon.silicon.cache_clear()
+    silicon.load_silicon.cache_clear()
 
 
 def costs_of(module: nn.Module, *shape: int, cluster: str = "1xa100") -> tuple[Plan, CostTable]:
@@ -163,7 +163,9 @@ def test_a_host_gets_ahead_of_long_kernels_and_is_waited_for_by_short_ones() -> 
     assert queue.add([1.0, 1.0]) == 2.0, "launched while the first ran"
     assert queue.add([]) == 0.0, "a view"
     assert queue.add([1.0]) == 2.0, "launched at 8, ends at 9"
-    assert silicon.silicon("a100_sxm").launch == pytest.approx(TINY), "the median of frameworks"
+    assert silicon.load_silicon("a100_sxm").launch == pytest.approx(TINY), (
+        "the median of frameworks"
+    )
 
 
 class Mixed(nn.Module):
@@ -209,7 +211,7 @@ def test_all_reduces_within_a_node_are_those_of_the_table() -> None:
     assert message.all_reduce(1536, 2) == pytest.approx(2e-3)
     assert message.on_the_way(1024) == pytest.approx(1024 / 300e9 + 10e-6)
     devices = parse_cluster("4xa100").devices
-    model = silicon.silicon("a100_sxm")
+    model = silicon.load_silicon("a100_sxm")
     assert model.messages(Cluster(devices, levels=(Level(2, Link(1e9)),)), "a100") is None
     assert model.messages(parse_cluster("2xa100,2xv100"), "a100") is None
     assert model.messages(Cluster(devices, {(0, 1): Link(1e9)}), "a100") is None
@@ -222,7 +224,7 @@ def test_a_plan_says_which_nodes_a_table_timed_and_keeps_it(tmp_path: Path) -> N
     assert plan.costs is not None
     assert [n.name for n in plan.graph.calls if "linear" in n.name] == plan.costs.tabled["a100"]
     assert CostTable.from_json(json.loads(json.dumps(plan.costs.to_json()))) == plan.costs
-    told = {row["node"]: row["from_table"] for row in heaviest_nodes(plan, 10)}
+    told = {row["node"]: row["from_table"] for row in list_heaviest(plan, 10)}
     assert told == {n.name: "linear" in n.name for n in plan.graph.calls}
     usual = pipec.compile(model, x, "2xa100")
     assert usual.costs is not None
@@ -278,7 +280,7 @@ def test_the_package_itself_times_large_products_within_the_data_sheet(
     if importlib.util.find_spec(silicon.PACKAGE) is None:
         pytest.skip("the extra silicon is not installed")
     silicon.with_tables(parse_cluster("1xa100"), "silicon:a100")
-    model = silicon.silicon("a100_sxm")
+    model = silicon.load_silicon("a100_sxm")
     rate = 2 * 4096**3 / model._products.seconds(4096, 4096, 4096)
     assert 0.6 * 312e12 < rate < 312e12
     a100 = PRESETS["a100"]
@@ -316,7 +318,7 @@ def test_parts_of_a_split_layer_are_looked_up_as_what_they_are() -> None:
 def test_the_backward_goes_on_in_the_queue_of_the_forward_from_the_last_node() -> None:
     """Launches take a second: a view's is waited for by the operation behind it, in either way."""
     model = nn.Sequential(nn.Linear(256, 256), nn.Tanh(), nn.Unflatten(1, (2, 128)), nn.Sigmoid())
-    silicon.silicon("a100_sxm").launch = 1.0
+    silicon.load_silicon("a100_sxm").launch = 1.0
     plan, costs = costs_of(model, 64, 256)
     _, tanh, view, sigmoid = (n.name for n in plan.graph.calls)
     forward, backward = costs.of("a100"), costs.backward_of("a100")

@@ -17,7 +17,7 @@ from pipec.cluster.cluster import Cluster, Level, Link, parse_cluster
 from pipec.compiler.endless import round_of
 from pipec.errors import PartitionError, PipecError, PlanError
 from pipec.explore.cache import cache_directory, content_key, recall, remember
-from pipec.explore.candidate import CHUNKS, Candidate, candidates, ease_memory
+from pipec.explore.candidate import CHUNKS, Candidate, ease_memory, list_candidates
 from pipec.explore.explore import BASELINES, Exploration, explore
 from pipec.explore.make import Maker
 from pipec.explore.predict import Prediction, Predictor
@@ -38,7 +38,7 @@ def maker(devices: str | Cluster, width: int = 512, layers: int = 4, batch: int 
 
 def ways(made: Maker, batch: int, *schedules: str) -> list[Candidate]:
     """Candidates at the one microbatch that a model in memory has."""
-    every = candidates(made.cluster, batch, schedules or None, trains=made.trains)
+    every = list_candidates(made.cluster, batch, schedules or None, trains=made.trains)
     return [c for c in every if c.microbatch == made.traced_batch]
 
 
@@ -86,10 +86,10 @@ def test_figures_are_those_of_the_plans(devices: str, names: tuple[str, ...]) ->
 def test_asynchronous_ones_are_asked_for() -> None:
     """All four, in depths that have devices for them; every one becomes the plan that it says."""
     made = maker("4xv100", layers=4, batch=8)
-    every = list(candidates(made.cluster, 16, asynchronous=True))
+    every = list(list_candidates(made.cluster, 16, asynchronous=True))
     more = [c for c in every if c.schedule in ASYNCHRONOUS]
     assert {c.schedule for c in every} == {"1f1b", *SYNCHRONOUS, *ASYNCHRONOUS}
-    assert {c.schedule for c in candidates(made.cluster, 16)} == {"1f1b", *SYNCHRONOUS}
+    assert {c.schedule for c in list_candidates(made.cluster, 16)} == {"1f1b", *SYNCHRONOUS}
     assert {c.depth for c in more if c.schedule == "pipefb"} == {2, 4}
     assert {(c.depth, c.replicas) for c in more if c.schedule == "pipedream"} == {
         (depth, 1) for depth in (2, 3, 4)
@@ -427,7 +427,7 @@ def test_ways_that_differ_in_which_copy_is_first_are_one() -> None:
             rows = [names[r : c.depth * c.replicas : c.replicas] for r in range(c.replicas)]
         return tuple(sorted(map(tuple, rows)))
 
-    every = [c for c in candidates(cluster, 4, ("gpipe",)) if c.microbatches == 1]
+    every = [c for c in list_candidates(cluster, 4, ("gpipe",)) if c.microbatches == 1]
     for depth, replicas in ((1, 2), (2, 2), (1, 4), (3, 1)):
         mine = [pipelines(c) for c in every if (c.depth, c.replicas) == (depth, replicas)]
         want = {
@@ -438,5 +438,5 @@ def test_ways_that_differ_in_which_copy_is_first_are_one() -> None:
         assert set(mine) == want
     pairs = list(itertools.combinations(range(4), 2))
     linked = replace(cluster, links=dict.fromkeys(pairs, Link(1e9, 0.0)))
-    more = [c for c in candidates(linked, 4, ("gpipe",)) if c.microbatches == 1]
+    more = [c for c in list_candidates(linked, 4, ("gpipe",)) if c.microbatches == 1]
     assert len(more) > len(every)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pipec.cluster.cluster import Cluster, Link, parse_cluster
 from pipec.compiler.driver import emit
 from pipec.errors import PartitionError, PipecError
-from pipec.explore.candidate import Candidate, candidates
+from pipec.explore.candidate import Candidate, list_candidates
 from pipec.explore.explore import BASELINES, explore
 from pipec.explore.make import Maker
 from pipec.explore.predict import Predictor
@@ -191,7 +191,7 @@ def test_what_cannot_be_made_is_told_and_the_next_is_taken(monkeypatch: pytest.M
 
 def test_a_model_that_cannot_be_traced_at_a_size_keeps_to_others() -> None:
     maker = maker_of("2xv100", 256, 4, 4)
-    tried = list(candidates(maker.cluster, 16, ("1f1b",)))
+    tried = list(list_candidates(maker.cluster, 16, ("1f1b",)))
     found, plan = explore(maker, tried, 16)
     assert found.best.candidate.microbatch == 4
     others = [p for p in found.predictions if p.candidate.microbatch != 4]

@@ -17,7 +17,7 @@ def broken_rule(name: str, match: str, graph: object) -> None:
 
 def test_a_clean_graph_passes_every_rule() -> None:
     verify(mlp())
-    assert not Checker().findings(mlp(), Role.MODEL)
+    assert not Checker().find_violations(mlp(), Role.MODEL)
 
 
 def test_mutating_op() -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pipec.partition.costgraph import CostGraph, IntArray
 from pipec.partition.devices import Device
 from pipec.partition.machine import make_machine
-from pipec.partition.orders.linear import linear_orders
+from pipec.partition.orders.linear import generate_orders
 from pipec.partition.proof.bounds import make_bounds
 from pipec.partition.proof.ideal_family import IdealFamily
 from pipec.partition.result import stage_loads
@@ -32,7 +32,7 @@ def _is_linear(units: Units, order: IntArray) -> bool:
 @given(graphs(most=9))
 def test_every_order_is_linear(graph: CostGraph) -> None:
     units = _units(graph)
-    for order in linear_orders(units, units.work[0]):
+    for order in generate_orders(units, units.work[0]):
         assert sorted(order.tolist()) == list(range(units.size))
         assert _is_linear(units, order)
 
@@ -41,7 +41,7 @@ def test_every_order_is_linear(graph: CostGraph) -> None:
 def test_families_agree_on_loads(graph: CostGraph) -> None:
     """Prefixes as spans and as bit sets: the same cuts, the same corrections."""
     units = _units(graph)
-    orders = list(linear_orders(units, units.work[0], 2))
+    orders = list(generate_orders(units, units.work[0], 2))
     ref, parts = units.work[0], [PrefixFamily(units, units.work[0], o) for o in orders]
     rows, bits = np.arange(units.size + 1), []
     for family in parts:

@@ -21,7 +21,7 @@ from pipec.compiler.pass_base import Pass
 from pipec.compiler.pass_manager import parse_pipeline, run_passes
 from pipec.compiler.refine import Search
 from pipec.compiler.reside import make_applier
-from pipec.compiler.residency import list_saved, stage_work, working_bytes
+from pipec.compiler.residency import list_saved, list_work, working_bytes
 from pipec.compiler.timeline import plan_timeline
 from pipec.compiler.working import Rewrites, WorkingBytes
 from pipec.errors import PassError, PlanError
@@ -364,7 +364,7 @@ def test_recompute_is_priced_in_the_graphs_that_the_schedule_runs(name: str, kin
 
 
 def test_seconds_of_nodes_sum_up_to_those_of_the_stage() -> None:
-    for work, timing in zip(stage_work(plan_of()), plan_of().timing, strict=True):
+    for work, timing in zip(list_work(plan_of()), plan_of().timing, strict=True):
         assert sum(work.forward.values()) == pytest.approx(timing.compute_seconds)
     turns = in_flight(scheduled(plan_of(), "1f1b", MICROBATCHES))
     assert [(t.most, t.alternates) for t in turns] == [(k, True) for k in (4, 3, 2, 1)]
@@ -388,7 +388,7 @@ def test_two_microbatches_in_flight_gain_by_slots_that_swap() -> None:
 
 def test_working_bytes_are_those_of_the_rewritten_graphs() -> None:
     """Told from the order of nodes alone, for any values."""
-    work = stage_work(plan_of())[1]
+    work = list_work(plan_of())[1]
     training = work.training
     names, rng = list_saved(training), np.random.default_rng(0)
     rewrites = Rewrites(work, {})

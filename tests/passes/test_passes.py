@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from pipec.cluster.cluster import Cluster, Link, parse_cluster
 from pipec.compiler.driver import default_passes, make_plan
 from pipec.compiler.pass_manager import check_pipeline, parse_pipeline, run_passes
-from pipec.compiler.problem import placement_problem
+from pipec.compiler.problem import build_problem
 from pipec.cost.count import count
 from pipec.cost.stage import MessageCost, StageCost
 from pipec.cost.table import CostTable
@@ -187,7 +187,7 @@ def test_stages_of_one_device_add_up_in_memory() -> None:
         assert plan.costs is not None
         assert plan.partition is not None
         assert plan.placement is not None
-        problem = placement_problem(plan.graph, plan.costs)
+        problem = build_problem(plan.graph, plan.costs)
         bytes_ = dict(zip(problem.names, problem.weight_bytes.tolist(), strict=True))
         total = [0.0, 0.0]
         for name, stage in plan.partition.stage_of.items():

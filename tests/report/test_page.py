@@ -24,7 +24,7 @@ from pipec.report.extras import read_metrics, read_trace, read_verification
 from pipec.report.page import page, write_report
 from pipec.report.page_data import nodes_data, timeline_data
 from pipec.report.plan import print_plan
-from pipec.report.plan_data import heaviest_nodes, plan_data
+from pipec.report.plan_data import list_heaviest, plan_data
 from pipec.report.verification import print_report
 from pipec.runtime.metrics import Step
 from pipec.simulate.draw_trace import trace
@@ -199,7 +199,7 @@ def test_page_and_table_time_a_node_on_the_device_of_its_stage(placed: bool) -> 
     costs = {0: plan.costs.of("v100"), 1: plan.costs.of("a100")}
     want = {name: costs[stage][name] for name, stage in stage_of.items()}
     assert len({*costs[0].values(), *costs[1].values()}) > 1  # the devices are told apart
-    drawn, table = nodes_data(plan), heaviest_nodes(plan, len(want))
+    drawn, table = nodes_data(plan), list_heaviest(plan, len(want))
     seconds = np.frombuffer(base64.b64decode(drawn["seconds"]["f32"]), "<f4").tolist()
     assert dict(zip(drawn["names"], seconds, strict=True)) == pytest.approx(want, rel=1e-6)
     assert {row["node"]: row["seconds"] for row in table} == want

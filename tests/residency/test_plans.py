@@ -21,7 +21,7 @@ from pipec.compiler.fates import KEPT, Fates, Foresight
 from pipec.compiler.fit import Fit
 from pipec.compiler.pass_manager import parse_pipeline
 from pipec.compiler.reside import best, find_schedule, make_applier
-from pipec.compiler.residency import StageWork, list_saved, stage_work
+from pipec.compiler.residency import StageWork, list_saved, list_work
 from pipec.compiler.timeline import plan_timeline, timeline_of
 from pipec.compiler.working import values_of
 from pipec.cost.stage import StageCost
@@ -75,7 +75,7 @@ def fates(plan: Plan, schedule: Schedule, stage: int, depths: tuple[int, ...]) -
     training = plan.stages[stage].training
     assert training is not None
     names = list_saved(training)
-    _, again = values_of(stage_work(plan)[stage])
+    _, again = values_of(list_work(plan)[stage])
     alone = schedule.devices == schedule.stages
     moves = in_flight(schedule)[stage].most > 1 or not alone  # else no copy lowers the peak
     kinds = ["k" + "r" * bool(np.isfinite(a)) + "o" * moves for a in again]
@@ -212,13 +212,13 @@ def test_what_is_foreseen_of_fates_is_what_their_plan_takes(schedule: str, measu
         room = {"F": 5000, "B": 9000, "I": 7000, "W": 6000, "STEP": 100, "first B": 9500}
         cost = StageCost(1e-3, 2e-3, 1e-3, 1.5e-3, 1e-4, 1e-5, 2e-5, 4096, room)
         assert plan.costs
-        kinds = {w.device.kind for w in stage_work(plan)}
+        kinds = {w.device.kind for w in list_work(plan)}
         table = dict.fromkeys((s.cost_key for s in plan.stages), cost)
         plan = plan.replace(costs=replace(plan.costs, stages=dict.fromkeys(kinds, table)))
     order, draw = find_schedule(plan, schedule, 4), random.Random(0)
     foresight, apply = Foresight(plan, order), make_applier(plan, order)
     for share in (0.0, 0.3, 0.6, 1.0):
-        chosen = [drawn_fates(work, draw, share) for work in stage_work(plan)]
+        chosen = [drawn_fates(work, draw, share) for work in list_work(plan)]
         told, real = foresight.timeline(chosen), plan_timeline(*apply(chosen))
         assert told.seconds == pytest.approx(real.seconds, rel=1e-12)
         assert told.peak_bytes == real.peak_bytes

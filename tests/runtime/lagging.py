@@ -41,7 +41,7 @@ class Lagging(Device):
         self.taken = [0, 0]
         self.moments = itertools.count()
 
-    def moment(self) -> float:
+    def mark_moment(self) -> float:
         return float(next(self.moments))
 
     def to_host(self, tensors: Sequence[Tensor], types: Sequence[TensorType]) -> Copied:

@@ -82,7 +82,7 @@ def test_communication_is_not_profiled(monkeypatch: pytest.MonkeyPatch) -> None:
         profiled.append(str(getattr(run, "func", run)))
         return run(), 0
 
-    monkeypatch.setattr(allocations, "allocating", noted)
+    monkeypatch.setattr(allocations, "measure_allocation", noted)
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     try:
         with Allocations():
@@ -97,7 +97,7 @@ def test_a_step_lets_versions_go_that_nobody_uses_before_it_makes_another() -> N
     for version in (1, 2):
         weights.accumulate(version, {"w": torch.ones(1000)})
         with Allocations(
-            t for v in weights.versions for t in weights.at(v).tensors.values()
+            t for v in weights.versions for t in weights.version_at(v).tensors.values()
         ) as found:
             weights.step(version, scale=1.0, oldest=version - 1, in_place=False)
             assert found.peak == 8000
@@ -126,7 +126,7 @@ def measured(case: Case, stages: int) -> tuple[Plan, Batch]:
     passes = parse_pipeline("annotate-cost,partition,insert-comm,differentiate,time-stages")
     plan = make_plan(graph, parse_cluster(f"{stages}xcpu"), passes=passes)
     batch = batches(case, graph)
-    return Profiler(plan, batch, Settings(adam)).measure(0.0).on(plan, "cpu"), batch
+    return Profiler(plan, batch, Settings(adam)).measure(0.0).apply(plan, "cpu"), batch
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb-h1", "pipedream"])

@@ -142,7 +142,7 @@ def test_replicas_take_turns_and_average_their_gradients() -> None:
     want = emulated(case, module, plan, order, lambda s, k: used[s, k])
     pipeline = ran(case, plan, order)
     assert worst(pipeline.state_dict(), want) < 1e-6
-    held = [e.weights[0].at(0).tensors for e in pipeline.executors[:3]]
+    held = [e.weights[0].version_at(0).tensors for e in pipeline.executors[:3]]
     assert all(torch.equal(held[0][n], other[n]) for other in held[1:] for n in other)
 
 

@@ -53,7 +53,7 @@ def training_peaks(case: Case) -> dict[str, tuple[float, int]]:
         once = profiler.measure(0.0)
         assert once.messages is not None
         assert min(once.messages.sums) > 0
-        plan = once.on(plan, "cpu")
+        plan = once.apply(plan, "cpu")
         for schedule in (s for s, n in SCHEDULES.items() if n == stages):
             order = scheduled(plan, schedule, MICROBATCHES)
             found[schedule] = predicted(plan, order), counted(plan, order, batch, momentum)
@@ -67,7 +67,7 @@ def inference_peaks(case: Case) -> tuple[float, float, int]:
     given = dict(zip((i.name for i in graph.inputs_of(InputKind.INPUT)), args, strict=True))
     passes = parse_pipeline(PASSES.replace("differentiate,", ""))
     plan = make_plan(graph, parse_cluster("2xcpu"), passes=passes)
-    measured = Profiler(plan, lambda _: given, Settings()).measure(0.0).on(plan, "cpu")
+    measured = Profiler(plan, lambda _: given, Settings()).measure(0.0).apply(plan, "cpu")
     order = scheduled(plan, "inference", MICROBATCHES)
     held = counted(measured, order, lambda _: given, None)
     return predicted(plan, order), predicted(measured, order), held

@@ -80,7 +80,7 @@ def test_copies_of_a_pipeline_train_as_one(
     assert worst(pipeline.state_dict(), weights) < 1e-5
     copies = [[e for e in pipeline.executors if s in e.weights] for s in range(stages)]
     for stage, pair in enumerate(copies):
-        one, other = (e.weights[stage].at(0).tensors for e in pair)
+        one, other = (e.weights[stage].version_at(0).tensors for e in pair)
         assert all(torch.equal(one[n], other[n]) for n in one)
 
 
@@ -101,7 +101,7 @@ def test_copies_of_tied_weights_stay_equal_and_right_over_many_adam_steps(
     pipeline.run(many - few)
     held = {s: w for e in pipeline.executors for s, w in e.weights.items()}
     for weight, stages in pipeline.program.tied.items():
-        first, *rest = (held[s].at(0).tensors[weight] for s in stages)
+        first, *rest = (held[s].version_at(0).tensors[weight] for s in stages)
         assert all(torch.equal(first, other) for other in rest)
 
 

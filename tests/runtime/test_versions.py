@@ -51,13 +51,13 @@ def test_every_action_uses_the_version_of_the_plan(name: str) -> None:
 def test_the_log_shows_an_executor_that_does_not_stash(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    at = StageWeights.at
+    at = StageWeights.version_at
 
     def newest(self: StageWeights, version: int) -> Version:
         del version
         return at(self, self.newest)
 
-    monkeypatch.setattr(StageWeights, "at", newest)
+    monkeypatch.setattr(StageWeights, "version_at", newest)
     assert wrong(ran(name)[1]) > 0
 
 

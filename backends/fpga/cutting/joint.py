@@ -20,12 +20,12 @@ from pipec.backends.fpga.links import Frame, link_cycles
 from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.search import Board
 from pipec.cluster.cluster import Link, slowest_link
-from pipec.compiler.problem import placement_problem
+from pipec.compiler.problem import build_problem
 from pipec.cost.table import CostTable
 from pipec.graph.ir import Graph, tensors
 from pipec.graph.quantised import DEQUANTIZE, QUANTIZE
 from pipec.partition.costgraph import CostGraph
-from pipec.partition.orders.linear import linear_orders
+from pipec.partition.orders.linear import generate_orders
 from pipec.partition.result import CutResult, cut_result
 from pipec.partition.units import Units, make_units
 
@@ -70,7 +70,7 @@ def joint_cut(
     """
     began = time.perf_counter()
     precision = boards[0].precision
-    problem = placement_problem(graph, costs)
+    problem = build_problem(graph, costs)
     problem = _with_whole_formats(problem, graph) if precision == "int8" else problem
     units = make_units(problem, problem.bytes[None])
     if units.size < len(boards):
@@ -95,7 +95,7 @@ def joint_cut(
         sent = [[frames[v] for v in values] for values in behind]
         return np.array([[link_cycles(f, j, clock) / clock for f in sent] for j in joints])
 
-    some = itertools.islice(linear_orders(units, units.work.max(axis=0)), ORDERS)
+    some = itertools.islice(generate_orders(units, units.work.max(axis=0)), ORDERS)
     orders = {order.tobytes(): order for order in some}.values()
     found = chain.find_best((order, crossing(order)) for order in orders)
     return None if found is None else _result(problem, units, chain, *found, began)

@@ -17,7 +17,7 @@ from pipec.errors import FrontendError
 from pipec.frontends.base import LoadOptions
 from pipec.frontends.onnx.evaluation import Evaluation, describe
 from pipec.frontends.onnx.files import evaluate_model
-from pipec.frontends.onnx.frame import standard
+from pipec.frontends.onnx.frame import shorten_domain
 from pipec.frontends.onnx.inputs import bind_sizes, dimensions
 from pipec.frontends.onnx.subgraphs import reads
 from pipec.graph.arrays import Array
@@ -90,7 +90,7 @@ class Growth:
     def _follows(self, node: NodeProto, computed: set[str]) -> bool:
         if not computed.isdisjoint(reads(node)):
             return True
-        shaped = node.op_type in ("Shape", "Size") and not standard(node.domain)
+        shaped = node.op_type in ("Shape", "Size") and not shorten_domain(node.domain)
         return shaped and len({_shape(e, node.input[0]) for e in self.evaluations}) > 1
 
 
@@ -102,7 +102,7 @@ def _shape(evaluation: Evaluation, name: str) -> tuple[int, ...] | None:
 
 
 def _moves(node: NodeProto) -> bool:
-    return node.op_type in _MOVES and not standard(node.domain)
+    return node.op_type in _MOVES and not shorten_domain(node.domain)
 
 
 def _equal(known: Sequence[Array | None]) -> bool:

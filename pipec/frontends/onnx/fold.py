@@ -10,7 +10,7 @@ from onnx import NodeProto
 from onnx.reference import ReferenceEvaluator
 
 from pipec.errors import first_line
-from pipec.frontends.onnx.frame import Frame, standard
+from pipec.frontends.onnx.frame import Frame, shorten_domain
 from pipec.frontends.onnx.mini import (
     ENGINE_ERRORS,
     name_inputs,
@@ -39,9 +39,9 @@ _SLOW = frozenset(
 _GROWING = frozenset(["Expand", "Tile", "Resize", "Upsample", "Pad", "OneHot", "AffineGrid"])
 
 
-def deterministic(node: NodeProto) -> bool:
+def is_deterministic(node: NodeProto) -> bool:
     """Whether the node yields the same outputs each time it is run."""
-    return standard(node.domain) != "" or node.op_type not in _RANDOM
+    return shorten_domain(node.domain) != "" or node.op_type not in _RANDOM
 
 
 def fold(node: NodeProto, frame: Frame, values: Sequence[Value]) -> tuple[Value, ...]:

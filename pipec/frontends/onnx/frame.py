@@ -30,18 +30,18 @@ class Frame:
 
     def version(self, domain: str) -> int:
         """Opset version of an operator domain here; 1 where the file does not say."""
-        return self.opsets.get(standard(domain), 1)
+        return self.opsets.get(shorten_domain(domain), 1)
 
     def inner(self, path: str) -> "Frame":
         """The scope of a subgraph: sees this one's names, keeps its own to itself."""
         return Frame(ChainMap({}, self.env), self.opsets, self.functions, path)
 
 
-def standard(domain: str) -> str:
+def shorten_domain(domain: str) -> str:
     """The operator domain with the long name of the standard one made short.
 
     Example:
-        >>> standard("ai.onnx"), standard("ai.onnx.ml")
+        >>> shorten_domain("ai.onnx"), shorten_domain("ai.onnx.ml")
         ('', 'ai.onnx.ml')
     """
     return "" if domain == "ai.onnx" else domain

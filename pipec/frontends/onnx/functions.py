@@ -6,7 +6,7 @@ from typing import Any
 import onnx
 from onnx import AttributeProto, FunctionProto, NodeProto
 
-from pipec.frontends.onnx.frame import Frame, standard
+from pipec.frontends.onnx.frame import Frame, shorten_domain
 from pipec.frontends.onnx.mini import type_proto
 from pipec.frontends.onnx.refusals import Refused
 from pipec.frontends.onnx.values import Value
@@ -25,7 +25,7 @@ def body_of(node: NodeProto, frame: Frame, values: Sequence[Value]) -> FunctionP
         return _bind_attributes(local, node, {a.name: a for a in local.attribute_proto})
     version = frame.version(node.domain)
     try:
-        schema = onnx.defs.get_schema(node.op_type, version, standard(node.domain))
+        schema = onnx.defs.get_schema(node.op_type, version, shorten_domain(node.domain))
     except onnx.defs.SchemaError as error:
         raise Refused(f"ONNX has no such op in opset {version}") from error
     defaults = {n: a.default_value for n, a in schema.attributes.items() if a.default_value.name}
@@ -86,6 +86,6 @@ _GRAPHS = (AttributeProto.GRAPH, AttributeProto.GRAPHS)
 def inner_frame(body: FunctionProto, frame: Frame, values: Sequence[Value], path: str) -> Frame:
     """The scope in which a function's body runs: its formal inputs, its own opset imports."""
     padded = [*values, *([None] * (len(body.input) - len(values)))]
-    opsets = {standard(o.domain): o.version for o in body.opset_import}
+    opsets = {shorten_domain(o.domain): o.version for o in body.opset_import}
     env = dict(zip(body.input, padded, strict=False))
     return Frame(env, opsets or frame.opsets, frame.functions, path)

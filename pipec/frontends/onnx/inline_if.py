@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 import onnx
 from onnx import GraphProto, NodeProto, TensorProto
 
-from pipec.frontends.onnx.frame import standard
+from pipec.frontends.onnx.frame import shorten_domain
 from pipec.frontends.onnx.reader import ModelFile
 from pipec.graph.arrays import Array
 
@@ -37,7 +37,7 @@ def inline_ifs(model: ModelFile, known: Mapping[str, Array]) -> ModelFile | None
 
 
 def _is_known_if(node: NodeProto, known: Mapping[str, Array]) -> bool:
-    is_if = node.op_type == "If" and not standard(node.domain) and len(node.input) == 1
+    is_if = node.op_type == "If" and not shorten_domain(node.domain) and len(node.input) == 1
     return is_if and node.input[0] in known and known[node.input[0]].size == 1
 
 

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from pipec.frontends.onnx import control_flow, sequences
 from pipec.frontends.onnx.context import LOWERINGS, Context
-from pipec.frontends.onnx.fold import deterministic, fold
-from pipec.frontends.onnx.frame import Frame, standard
+from pipec.frontends.onnx.fold import fold, is_deterministic
+from pipec.frontends.onnx.frame import Frame, shorten_domain
 from pipec.frontends.onnx.functions import body_of, inner_frame
 from pipec.frontends.onnx.lowerings import LOADED
 from pipec.frontends.onnx.opaque import run_opaque
@@ -143,7 +143,7 @@ class Interpreter:
 
     def _compute(self, ctx: Context, array: Array) -> tuple[Tensor, ...]:
         values = [self._read(ctx.frame, name) for name in ctx.node.input]
-        op = "" if standard(ctx.node.domain) else ctx.node.op_type
+        op = "" if shorten_domain(ctx.node.domain) else ctx.node.op_type
         if op == "ConstantOfShape":
             dtype = torch_dtype(type_of(array).dtype)
             return (torch.full(array.shape, array.reshape(-1)[0].item(), dtype=dtype),)
@@ -212,10 +212,10 @@ class Interpreter:
         raise Refused("; ".join(reasons))
 
     def _candidates(self, ctx: Context, values: list[Value]) -> list[Way]:
-        if standard(ctx.node.domain) == "" and ctx.node.op_type in STRUCTURAL:
+        if shorten_domain(ctx.node.domain) == "" and ctx.node.op_type in STRUCTURAL:
             return [Way.STRUCTURAL, *([Way.ORT] if ctx.node.op_type in UNITS else [])]
         ways = [Way.NATIVE, Way.FUNCTION]
-        if all(map(is_known, values)) and deterministic(ctx.node):
+        if all(map(is_known, values)) and is_deterministic(ctx.node):
             ways.insert(_is_table(ctx.node, values), Way.FOLDED)
         return [*ways, Way.ORT]
 
@@ -235,7 +235,7 @@ class Interpreter:
         return outputs
 
     def _native(self, ctx: Context, values: list[Value]) -> tuple[Value, ...]:
-        entry = LOWERINGS.get((standard(ctx.node.domain), ctx.node.op_type))
+        entry = LOWERINGS.get((shorten_domain(ctx.node.domain), ctx.node.op_type))
         if entry is None:
             raise Refused("there is no lowering")
         return entry(ctx, values)

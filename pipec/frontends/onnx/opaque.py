@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pipec.errors import first_line
 from pipec.frontends.onnx.context import Context
-from pipec.frontends.onnx.frame import standard
+from pipec.frontends.onnx.frame import shorten_domain
 from pipec.frontends.onnx.mini import name_inputs, one_node, output_types, type_proto
 from pipec.frontends.onnx.refusals import Refused
 from pipec.frontends.onnx.subgraphs import free_names
@@ -54,7 +54,7 @@ def run_opaque(ctx: Context, values: Sequence[Value]) -> tuple[tuple[Value, ...]
     constants = {n: v for n, v in inputs.items() if isinstance(v, np.ndarray)}
     present = [onnx.ValueInfoProto(name=o) for o in ctx.node.output if o]
     model = one_node(ctx.node, ctx.frame, traced, present, constants)
-    if ctx.node.op_type == "Loop" and not standard(ctx.node.domain):
+    if ctx.node.op_type == "Loop" and not shorten_domain(ctx.node.domain):
         types = _loop_types(ctx, model, values[2:])
     else:
         types = _types(ctx, model)
@@ -118,7 +118,7 @@ def _has_schema(ctx: Context) -> bool:
     node, frame = ctx.node, ctx.frame
     if (node.domain, node.op_type, node.overload) in frame.functions:
         return True
-    return onnx.defs.has(node.op_type, frame.version(node.domain), standard(node.domain))
+    return onnx.defs.has(node.op_type, frame.version(node.domain), shorten_domain(node.domain))
 
 
 def _engine(key: str) -> Way:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import onnx
 from onnx import NodeProto, helper
 
-from pipec.frontends.onnx.frame import standard
+from pipec.frontends.onnx.frame import shorten_domain
 from pipec.frontends.onnx.inline_if import fresh, names_of
 from pipec.frontends.onnx.reader import ModelFile
 
@@ -100,7 +100,7 @@ class _Pairs:
 
     def of(self, node: NodeProto) -> Iterator[NodeProto]:
         """What stands for a node: itself, or the float operator and its neighbours."""
-        if node.op_type == "QuantizeLinear" and not standard(node.domain):
+        if node.op_type == "QuantizeLinear" and not shorten_domain(node.domain):
             self.formats[node.output[0]] = node.input[1], "".join(node.input[2:3])
         form = _form(node)
         if form is not None and len(node.input) > form[2]:

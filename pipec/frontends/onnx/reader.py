@@ -16,7 +16,7 @@ from onnx.external_data_helper import ExternalDataInfo
 from torch import Tensor
 
 from pipec.errors import FrontendError, first_line
-from pipec.frontends.onnx.frame import Frame, FunctionKey, standard
+from pipec.frontends.onnx.frame import Frame, FunctionKey, shorten_domain
 from pipec.frontends.onnx.refusals import Refused
 from pipec.frontends.onnx.validity import check_validity
 from pipec.frontends.onnx.values import (
@@ -64,7 +64,7 @@ class ModelFile:
     @cached_property
     def opsets(self) -> dict[str, int]:
         """Operator domain to version."""
-        return {standard(o.domain): o.version for o in self.proto.opset_import}
+        return {shorten_domain(o.domain): o.version for o in self.proto.opset_import}
 
     @cached_property
     def functions(self) -> dict[FunctionKey, onnx.FunctionProto]:

@@ -4,7 +4,7 @@ import numpy as np
 import onnx
 
 from pipec.frontends.onnx.context import LOWERINGS, Context
-from pipec.frontends.onnx.frame import standard
+from pipec.frontends.onnx.frame import shorten_domain
 from pipec.frontends.onnx.values import Value, is_known
 from pipec.graph.arrays import Array
 from pipec.graph.ir import InputKind
@@ -37,7 +37,7 @@ def promote(ctx: Context, values: list[Value]) -> list[Value]:
     node whose inputs are all known stay as they are.
     """
     op = ctx.node.op_type
-    if standard(ctx.node.domain) or op not in _STATISTICS | _WEIGHTS | _VECTORS:
+    if shorten_domain(ctx.node.domain) or op not in _STATISTICS | _WEIGHTS | _VECTORS:
         return values
     if all(map(is_known, values)):
         return values
@@ -72,7 +72,7 @@ def statistics(graph: onnx.GraphProto) -> frozenset[str]:
         name
         for node in graph.node
         for k, name in enumerate(node.input)
-        if k in _STATISTICS.get(node.op_type, ()) and not standard(node.domain)
+        if k in _STATISTICS.get(node.op_type, ()) and not shorten_domain(node.domain)
     )
 
 
@@ -81,7 +81,7 @@ def find_pinned(graph: onnx.GraphProto) -> frozenset[str]:
     return frozenset(
         name
         for node in graph.node
-        if (entry := LOWERINGS.get((standard(node.domain), node.op_type)))
+        if (entry := LOWERINGS.get((shorten_domain(node.domain), node.op_type)))
         for k, name in enumerate(node.input)
         if k in entry.known and name
     )

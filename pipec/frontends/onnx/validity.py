@@ -15,7 +15,7 @@ import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, TensorProto, helper
 
 from pipec.errors import FrontendError, first_line
-from pipec.frontends.onnx.frame import standard
+from pipec.frontends.onnx.frame import shorten_domain
 from pipec.frontends.onnx.mini import ENGINE_ERRORS, LARGEST_IR_VERSION
 from pipec.graph.opaque import engine_errors, ort_session
 
@@ -66,15 +66,15 @@ def _versions(proto: ModelProto) -> Iterator[str]:
         yield f"file format {proto.ir_version}; the installed onnx knows up to {onnx.IR_VERSION}"
     if not proto.graph.output:
         yield "no output"
-    missing = all(standard(o.domain) for o in proto.opset_import)
+    missing = all(shorten_domain(o.domain) for o in proto.opset_import)
     if (
         missing
         and proto.ir_version >= _SAYS_OPSET
-        and not all(standard(n.domain) for n in proto.graph.node)
+        and not all(shorten_domain(n.domain) for n in proto.graph.node)
     ):
         yield "no opset of the standard operators (opset_import)"
     for opset in proto.opset_import:
-        if not standard(opset.domain) and not 1 <= opset.version <= newest:
+        if not shorten_domain(opset.domain) and not 1 <= opset.version <= newest:
             yield f"opset {opset.version}; the installed onnx knows 1 to {newest}"
 
 
@@ -147,7 +147,7 @@ def _by_onnx(proto: ModelProto) -> str | None:
         onnx.shape_inference.infer_shapes(lean, check_type=True, strict_mode=True)
     except ENGINE_ERRORS as error:
         return None if _loads(lean) else first_line(error)
-    text = _refusal(lean) if any(standard(n.domain) for n in lean.graph.node) else ""
+    text = _refusal(lean) if any(shorten_domain(n.domain) for n in lean.graph.node) else ""
     return text if "Type Error" in text else None
 
 

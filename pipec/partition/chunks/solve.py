@@ -20,7 +20,7 @@ from pipec.partition.devices import Device
 from pipec.partition.fitting import NOTHING, check_runnable, fit_memory
 from pipec.partition.machine import make_machine
 from pipec.partition.proof.bounds import TOLERANCE, highest_load, make_bounds
-from pipec.partition.proof.reduce import never_cut, reduce_units
+from pipec.partition.proof.reduce import find_never_cut, reduce_units
 from pipec.partition.result import NO_GAP, CutResult, cut_result, stage_loads
 from pipec.partition.solve import solve_contiguous
 from pipec.partition.units import make_units
@@ -72,7 +72,7 @@ def solve_chunks(
     left = max(time_limit - (perf_counter() - began), 0.1)
     lower, placed = make_bounds(units, machine).lower, None
     if lower < largest * (1 - NO_GAP) and units.size * k * chunks <= MODEL_LIMIT:
-        together = never_cut(units, machine, upper * (1 + TOLERANCE))
+        together = find_never_cut(units, machine, upper * (1 + TOLERANCE))
         placed, bound = solve_model(units, k, chunks, limit, start, together, upper, left)
         lower = max(lower, bound)
     if placed is not None:

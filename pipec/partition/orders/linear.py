@@ -13,7 +13,7 @@ from pipec.partition.costgraph import FloatArray, IntArray
 from pipec.partition.units import Units
 
 
-def linear_orders(units: Units, weight: FloatArray, randoms: int = 6) -> Iterator[IntArray]:
+def generate_orders(units: Units, weight: FloatArray, randoms: int = 6) -> Iterator[IntArray]:
     """Yields orders, the generally best ones first.
 
     Args:

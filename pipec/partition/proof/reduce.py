@@ -42,7 +42,7 @@ def reduce_units(units: Units, machine: Machine, limit: float, *, idle: bool = T
     while True:
         pairs = _only_here(units, machine)
         if np.isfinite(limit):
-            pairs += _inseparable(units, never_cut(units, machine, limit))
+            pairs += _inseparable(units, find_never_cut(units, machine, limit))
         if idle:
             pairs += idle_pairs(units, _without_memory(units, machine))
         before = units.size
@@ -51,7 +51,7 @@ def reduce_units(units: Units, machine: Machine, limit: float, *, idle: bool = T
             return units
 
 
-def never_cut(units: Units, machine: Machine, limit: float) -> BoolArray:
+def find_never_cut(units: Units, machine: Machine, limit: float) -> BoolArray:
     """Rule 3: hyperedges that nothing below the limit cuts, [hyperedges]."""
     if not units.cost.size:
         return np.zeros(0, bool)

@@ -10,7 +10,7 @@ import numpy as np
 from pipec.cluster.cluster import Link
 from pipec.errors import PartitionError
 from pipec.partition.costgraph import CostGraph, FloatArray, IntArray
-from pipec.partition.orders.linear import linear_orders
+from pipec.partition.orders.linear import generate_orders
 from pipec.partition.proof.ideal_family import IdealFamily
 from pipec.partition.proof.ideals import Window, enumerate_ideals
 from pipec.partition.proof.reduce import idle_pairs
@@ -72,7 +72,7 @@ def make_cuts(graph: CostGraph, *, limited: bool) -> Cuts:
     bits = enumerate_ideals(units, ref, [Window(-1.0, 2 * total + 1.0)], IDEALS_LIMIT)
     exact = bits is not None
     if bits is None:
-        orders = [o for o, _ in zip(linear_orders(units, ref, 0), range(2), strict=False)]
+        orders = [o for o, _ in zip(generate_orders(units, ref, 0), range(2), strict=False)]
         place = np.argsort(np.array(orders), axis=1)
         steps = np.arange(units.size + 1)[:, None]
         bits = np.unique(np.concatenate([p[None, :] < steps for p in place]), axis=0)

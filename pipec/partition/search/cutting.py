@@ -11,7 +11,7 @@ from math import inf
 from time import perf_counter
 
 from pipec.partition.machine import Machine
-from pipec.partition.orders.linear import linear_orders
+from pipec.partition.orders.linear import generate_orders
 from pipec.partition.proof.bounds import TOLERANCE, Bounds, highest_load, make_bounds
 from pipec.partition.proof.reduce import CLOSURE_LIMIT, reduce_units
 from pipec.partition.search.family import PrefixFamily
@@ -43,7 +43,7 @@ def cut_orders(units: Units, machine: Machine, best: Incumbent, time_limit: floa
         small = units
     bounds = make_bounds(small, machine)
     count = min(max(LEAST_ORDERS, UNITS_ORDERED // small.size), MOST_ORDERS)
-    for number, order in enumerate(islice(linear_orders(small, bounds.ref), count)):
+    for number, order in enumerate(islice(generate_orders(small, bounds.ref), count)):
         if best.value <= bounds.lower * (1 + TOLERANCE):
             return
         family = PrefixFamily(small, bounds.ref, order)

@@ -17,7 +17,7 @@ import numpy as np
 
 from pipec.partition.costgraph import BoolArray, FloatArray, IntArray
 from pipec.partition.machine import Machine
-from pipec.partition.orders.linear import linear_orders
+from pipec.partition.orders.linear import generate_orders
 from pipec.partition.proof.bounds import TOLERANCE, Reach, make_bounds
 from pipec.partition.proof.ideal_family import IdealFamily, measure_of
 from pipec.partition.proof.ideals import closures
@@ -70,7 +70,7 @@ def _prefixes(units: Units, ref: FloatArray, reach: Reach) -> BoolArray:
     """Prefixes of many orders in the windows; on large graphs only every few of them."""
     steps = np.arange(units.size + 1)
     found: list[tuple[IntArray, IntArray]] = []
-    for order in islice(linear_orders(units, ref, ORDERS), ORDERS):
+    for order in islice(generate_orders(units, ref, ORDERS), ORDERS):
         place = np.empty(units.size, np.int64)
         place[order] = np.arange(units.size)
         measure = np.concatenate([[0.0], np.cumsum(ref[order])])

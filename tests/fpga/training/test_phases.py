@@ -29,7 +29,7 @@ from pipec.compiler.sizes import run_graph
 from pipec.frontends.trace import Loss, trace
 from pipec.graph.extract import extract
 from pipec.graph.ir import Graph, InputKind, OutputKind, Source, origin, tensor
-from pipec.runtime.draws import drawing, draws, seed_graph
+from pipec.runtime.draws import count_draws, drawing, seed_graph
 from tests.fpga.training.models import LABELS, MODELS, example
 
 TARGET = 2_000
@@ -59,7 +59,7 @@ def truth(name: str) -> Truth:
     for n in names:
         weights[n].requires_grad_()
     with drawing(int):
-        found = seed_graph(graph, tuple(range(draws(graph)))).module(
+        found = seed_graph(graph, tuple(range(count_draws(graph)))).module(
             *[{**weights, **inputs}[i.name] for i in graph.inputs]
         )
     (at,) = [k for k, o in enumerate(graph.outputs) if o.kind is OutputKind.LOSS]

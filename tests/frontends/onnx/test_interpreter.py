@@ -9,7 +9,7 @@ import pytest
 import torch
 from onnx import TensorProto, helper
 
-from pipec.cli.options import assignments
+from pipec.cli.options import parse_assignments
 from pipec.errors import FrontendError
 from pipec.frontends.base import LoadOptions
 from pipec.frontends.onnx import OnnxFrontend
@@ -140,7 +140,7 @@ def test_a_shape_input_must_be_bound_and_then_is_no_input(tmp_path: Path) -> Non
 def test_bound_inputs_may_be_empty_or_infinite_but_no_strings(tmp_path: Path) -> None:
     nodes = [node("ReduceSum", ["x", "axes"], ["h"]), node("Min", ["h", "most"], ["y"])]
     proto = model(nodes, {"x": (FLOAT, ["n", 3]), "axes": (INT64, [0]), "most": (FLOAT, ())}, ["y"])
-    loaded = load(proto, tmp_path, bind=assignments(("axes=", "most=inf", "n=2"), "--bind"))
+    loaded = load(proto, tmp_path, bind=parse_assignments(("axes=", "most=inf", "n=2"), "--bind"))
     assert list(loaded.example_inputs) == ["x"]
     x = {"x": torch.ones(2, 3)}
     assert run(loaded.graph, x)["y"].tolist() == [[6.0]]

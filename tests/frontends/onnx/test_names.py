@@ -12,7 +12,7 @@ from rich.text import Text
 
 from pipec.cli.console import output
 from pipec.errors import FrontendError
-from pipec.escape import terminal
+from pipec.escape import sanitize
 from pipec.frontends.onnx.reader import read
 from pipec.graph.serialize import graph_from_json, graph_to_json
 from tests.frontends.onnx.models import load, model, run, worst
@@ -53,7 +53,7 @@ def test_no_name_controls_the_terminal(capsys: pytest.CaptureFixture[str]) -> No
     shown = console.file.getvalue()
     assert not {"\x1b", "\x07", "\u202e"} & set(shown)
     assert "plain" in shown
-    assert terminal("a\tb\nc") == "a\tb\nc"
+    assert sanitize("a\tb\nc") == "a\tb\nc"
 
 
 def external(folder: Path, location: str) -> Path:
