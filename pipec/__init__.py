@@ -95,7 +95,7 @@ def __dir__() -> list[str]:
     return list(__all__)
 
 
-class _Verb(ModuleType):
+class _CallablePackage(ModuleType):
     """A package that can be called: ``pipec.schedule("1f1b", stages=4, microbatches=8)``."""
 
     def __call__(self, *args: Any, **options: Any) -> Any:
@@ -118,13 +118,13 @@ def _function(package: ModuleType) -> Any:
     return getattr(importlib.import_module(f"pipec.api.{_VERBS[name]}"), name)
 
 
-class _Face(ModuleType):
+class _RootModule(ModuleType):
     """The module ``pipec``: its packages that are verbs too can be called once imported."""
 
     def __setattr__(self, name: str, value: object) -> None:
         if name in _VERBS and isinstance(value, ModuleType):
-            value.__class__ = _Verb
+            value.__class__ = _CallablePackage
         super().__setattr__(name, value)
 
 
-sys.modules[__name__].__class__ = _Face
+sys.modules[__name__].__class__ = _RootModule

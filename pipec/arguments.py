@@ -22,7 +22,7 @@ def check_arguments(function: F) -> F:
     parameters, and protocols, are not looked at.
 
     Example:
-        >>> @checked
+        >>> @check_arguments
         ... def twice(count: int, names: Sequence[str] = ()) -> int:
         ...     return 2 * count
         >>> twice(2)

@@ -36,7 +36,7 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
-class Added:
+class AddedEntry:
     """What a program put in by `add`; it looks like an entry point that is loaded already."""
 
     thing: object
@@ -53,7 +53,7 @@ class Added:
         return self.thing
 
 
-_added: dict[str, dict[str, Added]] = {}
+_added: dict[str, dict[str, AddedEntry]] = {}
 
 
 def add(group: str, name: str, thing: object) -> None:
@@ -66,13 +66,13 @@ def add(group: str, name: str, thing: object) -> None:
         raise PipecError(
             f"{name!r} is the name of a {_KINDS.get(group, group)} that is installed",
             where=_owner(_find_installed(group)[name]),
-            got=Added(thing).value,
+            got=AddedEntry(thing).value,
             hint="give it another name",
         )
-    _added.setdefault(group, {})[name] = Added(thing)
+    _added.setdefault(group, {})[name] = AddedEntry(thing)
 
 
-def entries(group: str) -> Mapping[str, EntryPoint | Added]:
+def entries(group: str) -> Mapping[str, EntryPoint | AddedEntry]:
     """Name to entry point of everything registered in ``group``, sorted by name; nothing loaded.
 
     Raises:
@@ -156,5 +156,5 @@ def check_class(group: str, name: str, loaded: object, base: type[_T]) -> type[_
     return loaded
 
 
-def _owner(entry: EntryPoint | Added) -> str:
+def _owner(entry: EntryPoint | AddedEntry) -> str:
     return f"{entry.dist.name} {entry.dist.version}" if entry.dist else "this process"

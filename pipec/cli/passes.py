@@ -14,7 +14,7 @@ import click
 
 from pipec.cli.command import Command
 from pipec.cli.console import indent_lines
-from pipec.registry import Added, entries
+from pipec.registry import AddedEntry, entries
 
 _FACTS = {"COST": "cost", "PARTITION": "partition", "COMM": "comm", "SAVED": "saved",
           "TIMING": "timing", "SCHEDULE": "schedule", "TIMELINE": "timeline"}  # fmt: skip
@@ -46,7 +46,7 @@ def describe_pass(name: str) -> dict[str, Any] | None:
     Only a class whose one base is `Pass` is read so: what it inherits is known.
     """
     entry = entries("pipec.passes")[name]
-    if isinstance(entry, Added):
+    if isinstance(entry, AddedEntry):
         return None
     module, _, attribute = entry.value.partition(":")
     try:

@@ -65,7 +65,7 @@ class Forecast:
     saved: frozenset[str]
 
 
-class Foresight:
+class FatePredictor:
     """As `plan_timeline` of the plan with other fates, from facts alone.
 
     Args:

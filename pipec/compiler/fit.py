@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from pipec.autodiff.model import Training
 from pipec.compiler.complete import complete
-from pipec.compiler.fates import Fates, Foresight
+from pipec.compiler.fates import FatePredictor, Fates
 from pipec.compiler.residency import StageWork, list_saved
 from pipec.compiler.timeline import plan_timeline, timeline_of
 from pipec.compiler.working import WorkingBytes, together, values_of
@@ -69,7 +69,7 @@ class Residency(Fates):
 
 
 @dataclass(frozen=True, eq=False)
-class Foreseen:
+class PredictedChoice:
     """Choices for all stages, and what the plan takes with them.
 
     Attributes:
@@ -82,7 +82,7 @@ class Foreseen:
 
 
 @dataclass(frozen=True, eq=False)
-class Fitted(Foreseen):
+class Fitted(PredictedChoice):
     """Choices for all stages, and what the plan is with them.
 
     Attributes:
@@ -97,7 +97,7 @@ class Fitted(Foreseen):
 Floats = npt.NDArray[np.float64]
 
 
-class Able(NamedTuple):
+class ValueOptions(NamedTuple):
     """What may become of a saved value.
 
     Attributes:
@@ -154,7 +154,7 @@ class Fit:
     tried: list[Sequence[Fates]] = field(default_factory=list, init=False)
     _known: dict[tuple[int, float], Residency] = field(default_factory=dict, init=False)
 
-    def solve(self) -> Foreseen | None:
+    def solve(self) -> PredictedChoice | None:
         """Choices whose plan, simulated, keeps every limit; None where it is not found so.
 
         Raises:
@@ -168,7 +168,7 @@ class Fit:
             timeline = self.simulate(chosen)
             over = self.excess(timeline)
             if over.max() <= 0:
-                return Foreseen(chosen, timeline)
+                return PredictedChoice(chosen, timeline)
             worst, turn = int(over.argmax()), turn + 1
             if turn >= _ROUNDS or all(s in floors for s in self._stages_of(worst)):
                 return None
@@ -195,17 +195,17 @@ class Fit:
         return self.foresight.timeline(chosen)
 
     @cached_property
-    def foresight(self) -> Foresight:
+    def foresight(self) -> FatePredictor:
         """What tells it without making the plan."""
-        return Foresight(self.plan, self.schedule)
+        return FatePredictor(self.plan, self.schedule)
 
-    def list_able(self, stage: int) -> list[Able]:
+    def list_able(self, stage: int) -> list[ValueOptions]:
         """The saved values of a stage; they leave if something else runs before they are read."""
         problem, names = self._problems[stage], list_saved(self._works[stage].training)
         pairs = zip(names, problem.nbytes.tolist(), problem.recompute.tolist(), strict=True)
         shares = any(len(self._stages_of(d)) > 1 for d in self._homes[stage])
         leaves = problem.bandwidth > 0 and (shares or problem.flight > 1)
-        return [Able(*pair, leaves) for pair in pairs]
+        return [ValueOptions(*pair, leaves) for pair in pairs]
 
     @property
     def needed(self) -> bool:

@@ -18,7 +18,7 @@ from math import inf
 import numpy as np
 
 from pipec.compiler.fates import KEPT, Fates
-from pipec.compiler.fit import Able, Fit, Foreseen
+from pipec.compiler.fit import Fit, PredictedChoice, ValueOptions
 from pipec.compiler.lifespan import choose_by_lifespan
 
 WORK = 40_000
@@ -33,7 +33,7 @@ Slots = tuple[tuple[int, tuple[str, ...]], ...]
 
 
 @dataclass(frozen=True, eq=False)
-class Tried(Foreseen):
+class Trial(PredictedChoice):
     """A choice and what it takes.
 
     Attributes:
@@ -70,11 +70,11 @@ class Search:
 
     def __init__(self, fit: Fit) -> None:
         self.fit = fit
-        self.known: dict[Choice, Tried] = {}
+        self.known: dict[Choice, Trial] = {}
         self.work, self.limits = WORK, np.maximum(fit.limits, 1.0).tolist()
         self.close = 1e-9 * fit.plain.seconds
 
-    def best(self, starts: Sequence[Sequence[Fates]]) -> Tried | None:
+    def best(self, starts: Sequence[Sequence[Fates]]) -> Trial | None:
         """From choices that fit and others; if none does, the nearest is one that `fit` tried."""
         nothing = self.simulate((KEPT,) * len(self.fit.plan.stages))
         every = [*self.fit.tried, *starts]
@@ -96,7 +96,7 @@ class Search:
             self.fit.tried.append(least.stages)
         return best
 
-    def simulate(self, chosen: Choice) -> Tried:
+    def simulate(self, chosen: Choice) -> Trial:
         """A choice, simulated."""
         if chosen not in self.known:
             ahead, stages = self.fit.foresight, enumerate(chosen)
@@ -104,10 +104,10 @@ class Search:
             nodes = sum(len(ahead.works[s].training.F.nodes) for s in new)
             self.work -= len(self.fit.schedule) + NODE * nodes
             timeline = self.fit.foresight.timeline(chosen)
-            self.known[chosen] = Tried(chosen, timeline, self.limits)
+            self.known[chosen] = Trial(chosen, timeline, self.limits)
         return self.known[chosen]
 
-    def make_room(self, at: Tried) -> Tried | None:
+    def make_room(self, at: Trial) -> Trial | None:
         """A choice that fits, by the changes that gain the most for their time."""
         while at.over and self.work > WORK / 2:
             found = [t for t in self.list_near(at) if t.over < at.over]
@@ -117,11 +117,11 @@ class Search:
             at = fits or max(found, key=lambda t: self.rate(at, t))
         return None if at.over else at
 
-    def rate(self, before: Tried, after: Tried) -> float:
+    def rate(self, before: Trial, after: Trial) -> float:
         """What a change gains for its time."""
         return (before.over - after.over) / max(after.seconds - before.seconds, self.close)
 
-    def speed_up(self, best: Tried | None, nothing: Tried) -> Tried | None:
+    def speed_up(self, best: Trial | None, nothing: Trial) -> Trial | None:
         """One change behind the other, as long as that may give what is faster and fits.
 
         First from the best; then from what is faster but too full, by turns where the time that it
@@ -130,7 +130,7 @@ class Search:
         """
         most = best.seconds if best else 2 * nothing.seconds
         price = max(most - nothing.seconds, self.close) / nothing.over
-        least: list[Callable[[Tried], float]]
+        least: list[Callable[[Trial], float]]
         least = [lambda t: t.seconds + price * t.over, lambda t: t.over]
         full, seen, at = [nothing] if best else [], {self.kind(nothing)}, best or nothing
         most = best.seconds - self.close if best else inf
@@ -154,7 +154,7 @@ class Search:
                 break
         return best
 
-    def kind(self, at: Tried) -> Hashable:
+    def kind(self, at: Trial) -> Hashable:
         """What choices have in common whose values differ in nothing but their names."""
         found = []
         for stage, fates in enumerate(at.stages):
@@ -164,7 +164,7 @@ class Search:
             found.append((self.fit.foresight.forecast(stage, fates).facts.cost.B, *sorted(of)))
         return tuple(found)
 
-    def list_near(self, at: Tried) -> Iterator[Tried]:
+    def list_near(self, at: Trial) -> Iterator[Trial]:
         """Choices that differ in one value, what takes the most seconds first."""
         every = [(s, value) for s in range(len(at.stages)) for value in self.fit.list_able(s)]
         every.sort(key=lambda e: -e[1].seconds if e[1].name in at.stages[e[0]].recompute else 0)
@@ -190,7 +190,7 @@ class Search:
             yield tuple(chosen)
 
 
-def _change(fates: Fates, able: Able, order: Sequence[str]) -> Iterator[Fates]:
+def _change(fates: Fates, able: ValueOptions, order: Sequence[str]) -> Iterator[Fates]:
     """The same with another fate of one value."""
     name, again, leaves = able.name, able.seconds < inf, able.leaves
     depths = [depth for depth, names in fates.slots if name in names]

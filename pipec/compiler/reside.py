@@ -11,7 +11,7 @@ import numpy as np
 from pipec.autodiff.rewrite import offload, recompute_values
 from pipec.compiler.complete import complete, host_channels
 from pipec.compiler.fates import Fates, host_slots
-from pipec.compiler.fit import Apply, Fit, Fitted, Foreseen
+from pipec.compiler.fit import Apply, Fit, Fitted, PredictedChoice
 from pipec.compiler.named import choose_named
 from pipec.compiler.refine import Search
 from pipec.compiler.replicate import with_replicas
@@ -165,10 +165,10 @@ def best(fit: Fit) -> Fitted:
     return fit.make(found.stages)
 
 
-def _find_best(fit: Fit) -> Foreseen | None:
+def _find_best(fit: Fit) -> PredictedChoice | None:
     """As `Fit.solve`; what less freedom gives is where more of it starts. None if nothing fits."""
     apart, both = fit.schedule.placement.separate, fit.recompute and fit.host
-    fits = list[Foreseen]()
+    fits = list[PredictedChoice]()
     for less in [(True, False), (False, True)] if both and not apart else []:
         narrower = fit.with_freedom(*less)
         if found := _find_best(narrower):

@@ -20,7 +20,7 @@ from pipec.schedule.schedule import Schedule
 
 
 @dataclass(frozen=True)
-class Beside:
+class Rival:
     """What another layout takes.
 
     Attributes:
@@ -71,7 +71,7 @@ class Beside:
         )
 
 
-def judge(layout: str, maker: Maker, exploration: Exploration, chosen: Plan) -> Beside:
+def judge(layout: str, maker: Maker, exploration: Exploration, chosen: Plan) -> Rival:
     """Makes plans of a layout at every microbatch that fits it; the fastest.
 
     Args:
@@ -96,7 +96,7 @@ def judge(layout: str, maker: Maker, exploration: Exploration, chosen: Plan) -> 
             "the layout suits no split of the batch",
             got=f"{layout}, a batch of {exploration.batch} on {maker.cluster}",
         )
-    return Beside(layout, min(found, key=lambda p: p.timeline.seconds if p.timeline else 0), chosen)
+    return Rival(layout, min(found, key=lambda p: p.timeline.seconds if p.timeline else 0), chosen)
 
 
 def _read_schedule(path: Path) -> Schedule:

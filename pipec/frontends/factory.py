@@ -31,7 +31,7 @@ _LOSS = "a callable or (callable, target), the target of tensors"
 
 
 @dataclass(frozen=True)
-class Made:
+class FactoryResult:
     """What a factory returned, in one form.
 
     Attributes:
@@ -55,7 +55,7 @@ def is_factory(spec: str) -> bool:
     return _SPEC.fullmatch(spec) is not None or spec.endswith(".py")
 
 
-def call_factory(spec: str, seed: int) -> Made:
+def call_factory(spec: str, seed: int) -> FactoryResult:
     """Import and call a factory with torch's random generator seeded.
 
     Raises:
@@ -63,7 +63,7 @@ def call_factory(spec: str, seed: int) -> Made:
     """
     factory = _import_function(spec)
     if isinstance(factory, nn.Module):
-        return Made(factory)
+        return FactoryResult(factory)
     return _check(_call(factory, spec, seed), spec)
 
 
@@ -123,7 +123,7 @@ def as_loss(loss: object, where: str) -> Loss:
     return Loss(fn, target)
 
 
-def _check(made: object, spec: str) -> Made:
+def _check(made: object, spec: str) -> FactoryResult:
     parts = made if isinstance(made, tuple) else (made,)
     if not 1 <= len(parts) <= 3 or not isinstance(parts[0], nn.Module):
         got = ", ".join(type(p).__name__ for p in parts)
@@ -134,7 +134,7 @@ def _check(made: object, spec: str) -> Made:
             want=_MODEL,
         )
     loss = as_loss(parts[2], spec) if len(parts) == 3 and parts[2] is not None else None
-    return Made(parts[0], parts[1] if len(parts) > 1 else None, loss)
+    return FactoryResult(parts[0], parts[1] if len(parts) > 1 else None, loss)
 
 
 def _from_package(name: str) -> ModuleType:

@@ -15,7 +15,7 @@ from pipec.errors import FrontendError, NoLossError
 from pipec.frontends.base import AUTO, Frontend, Loaded, LoadOptions, user_code
 from pipec.frontends.culprits import culprits
 from pipec.frontends.examples import random_like, resize_inputs
-from pipec.frontends.factory import Made, as_loss, call_factory, call_loss, is_factory
+from pipec.frontends.factory import FactoryResult, as_loss, call_factory, call_loss, is_factory
 from pipec.frontends.leaves import Call, write_value
 from pipec.frontends.trace import MODEL, Flat, Loss, trace
 from pipec.graph.ir import MEMORY, Source
@@ -72,11 +72,11 @@ def from_module(
     """
     name = type(module).__name__
     options = options or LoadOptions(training=loss is not None)
-    made = Made(module, example_inputs, None if loss is None else as_loss(loss, name))
+    made = FactoryResult(module, example_inputs, None if loss is None else as_loss(loss, name))
     return _load(made, options, MEMORY, name)
 
 
-def _load(made: Made, options: LoadOptions, kind: str, location: str) -> Loaded:
+def _load(made: FactoryResult, options: LoadOptions, kind: str, location: str) -> Loaded:
     module, where = made.module, type(made.module).__name__
     options = options.decide_training(brings_loss=made.loss is not None)
     if options.bind:
@@ -94,7 +94,7 @@ def _load(made: Made, options: LoadOptions, kind: str, location: str) -> Loaded:
     if loss:
         loss = loss.with_inputs(resize_inputs(targets, options))
     if options.eager and loss and not isinstance(loss.fn, nn.Module):
-        loss = replace(loss, fn=_Called(loss.fn))
+        loss = replace(loss, fn=_FunctionModule(loss.fn))
     flat = Flat(module, call, loss, autocast=options.autocast)
     eager = _eager(flat, options)
     used = {
@@ -128,7 +128,7 @@ def _load(made: Made, options: LoadOptions, kind: str, location: str) -> Loaded:
     )
 
 
-class _Called(nn.Module):
+class _FunctionModule(nn.Module):
     """A function as a part of a model."""
 
     def __init__(self, function: Callable[..., object]) -> None:
@@ -162,7 +162,9 @@ def _own_loss(outputs: object) -> object:
     return loss
 
 
-def _arguments(made: Made, options: LoadOptions) -> tuple[tuple[object, ...], Mapping[str, object]]:
+def _arguments(
+    made: FactoryResult, options: LoadOptions
+) -> tuple[tuple[object, ...], Mapping[str, object]]:
     """Positional and keyword arguments; made from ``options.shapes`` where there are none."""
     if isinstance(made.inputs, Tensor):
         return (made.inputs,), {}

@@ -34,7 +34,7 @@ def pack_column(values: npt.ArrayLike, kind: str) -> dict[str, str]:
     return {kind: base64.b64encode(np.asarray(values).astype(_TYPES[kind]).tobytes()).decode()}
 
 
-class _Texts:
+class _TextTable:
     """Texts that repeat, each once."""
 
     def __init__(self) -> None:
@@ -70,7 +70,7 @@ def nodes_data(plan: Plan) -> Data:
     """The calls of the model in order: names, ops, origins, types, stage, cost, who reads whom."""
     calls = plan.graph.calls
     number = {n.name: k for k, n in enumerate(calls)}
-    ops, paths, layers, types = _Texts(), _Texts(), _Texts(), _Texts()
+    ops, paths, layers, types = _TextTable(), _TextTable(), _TextTable(), _TextTable()
     edges = [[number[v.name] for v in n.all_input_nodes if v.name in number] for n in calls]
     stage_of = plan.partition.stage_of if plan.partition else {}
     origins, times = [origin(n) for n in calls], list_node_times(plan)

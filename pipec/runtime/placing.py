@@ -7,7 +7,7 @@ from pipec.errors import PlanError
 from pipec.runtime.program import Program, gradient_of
 from pipec.runtime.rounds import Rounds, Turn
 from pipec.runtime.tensors import TensorType, buffer_bytes
-from pipec.runtime.transport import Coming, Message
+from pipec.runtime.transport import Incoming, Message
 from pipec.schedule.acknowledgements import NONE, acknowledgements
 from pipec.schedule.action import Action
 from pipec.schedule.channels import FROM_FORWARD, KIND_OF, TO_FORWARD, Channel, ChannelKind
@@ -109,7 +109,7 @@ class Messages:
                 found.setdefault(proof - begin, []).append(sent)
         return found
 
-    def list_expected(self, row: list[Turn]) -> Iterator[Coming]:
+    def list_expected(self, row: list[Turn]) -> Iterator[Incoming]:
         """What will come from other devices, in the order of the row."""
         at = {turn.place: turn.action for turn in row}
         for place, action in at.items():
@@ -118,10 +118,10 @@ class Messages:
                 message = self.of(action)
                 if message.src != message.dst:
                     sent = (at[k] for k in self._proves.get(place, ()) if k in at)
-                    yield Coming(message, self.type_of(action), tuple(map(self.of, sent)))
+                    yield Incoming(message, self.type_of(action), tuple(map(self.of, sent)))
         for stage, message in self.settling():
             if message.dst == self._device:
-                yield Coming(
+                yield Incoming(
                     message, TensorType((buffer_bytes(self.version_types(stage)),), "uint8")
                 )
 

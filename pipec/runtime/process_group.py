@@ -15,7 +15,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from pipec.runtime.transport import Coming, Meeting, Message, Parts, Tensors, Transport
+from pipec.runtime.transport import Incoming, Meeting, Message, Parts, Tensors, Transport
 from pipec.runtime.waiting import PATIENCE, waiting_for
 from pipec.simulate.memory import SLOTS
 
@@ -50,7 +50,7 @@ class ProcessGroupTransport(Transport):
         self._groups: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
         self._links: dict[Link, dist.ProcessGroup] = {}
         self.connect(groups, ())
-        self._coming: deque[Coming] = deque()
+        self._coming: deque[Incoming] = deque()
         self._posted: dict[Message, tuple[torch.Tensor, dist.Work | None]] = {}
         self._taken: Counter[str] = Counter()
         self._proves: dict[Message, tuple[Message, ...]] = {}
@@ -77,7 +77,7 @@ class ProcessGroupTransport(Transport):
         for link in sorted(set(links) - self._links.keys()):
             self._links[link] = new_group(link, self._timeout)
 
-    def expect(self, messages: Iterable[Coming]) -> None:
+    def expect(self, messages: Iterable[Incoming]) -> None:
         """Post the first receives."""
         self._coming.extend(messages)
         self._post_ahead()

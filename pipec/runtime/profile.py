@@ -13,7 +13,7 @@ from pipec.runtime.device import Device
 from pipec.runtime.executor import Batch, Executor, Settings
 from pipec.runtime.program import Program
 from pipec.runtime.tensors import TensorType
-from pipec.runtime.transport import Coming, Meeting, Message, Parts, Tensors, Transport
+from pipec.runtime.transport import Incoming, Meeting, Message, Parts, Tensors, Transport
 from pipec.schedule.action import COMPUTE, Action, ActionKind
 
 Clock = Callable[[], float]
@@ -34,7 +34,7 @@ class Echo(Transport):
         self._types: dict[Message, TensorType] = {}
         self._random = torch.Generator(device).manual_seed(0)
 
-    def expect(self, messages: Iterable[Coming]) -> None:
+    def expect(self, messages: Iterable[Incoming]) -> None:
         """Learn the types."""
         self._types = {c.message: c.type for c in messages}
 
@@ -263,7 +263,7 @@ def _round_trips(
     there = [Message(f"there{size}", k, 0, 1) for k in range(repeats)]
     back = [Message(f"back{size}", k, 1, 0) for k in range(repeats)]
     sent, received = (there, back) if rank == 0 else (back, there)
-    transport.expect(Coming(m, kind) for m in received)
+    transport.expect(Incoming(m, kind) for m in received)
     tensor = kind.empty(where).zero_()
     trips, spent = list[float](), list[float]()
     for out, come in zip(sent, received, strict=True):

@@ -49,7 +49,7 @@ def join(store: Store, rank: int, world: int, timeout: timedelta) -> Store:
         BackendError: A rank did not come in time, or does not know the secret.
     """
     room = PrefixStore("pipec", store)
-    own = _Mine(room, rank, world)
+    own = _Member(room, rank, world)
     deadline = time.monotonic() + timeout.total_seconds()
     while True:
         if rank == 0:
@@ -68,7 +68,7 @@ def join(store: Store, rank: int, world: int, timeout: timedelta) -> Store:
         time.sleep(_POLL_SECONDS)
 
 
-class _Mine:
+class _Member:
     """One rank's side of the meeting."""
 
     def __init__(self, room: Store, rank: int, world: int) -> None:

@@ -26,7 +26,7 @@ class Message(NamedTuple):
     host: bool = False
 
 
-class Coming(NamedTuple):
+class Incoming(NamedTuple):
     """A message that will be received.
 
     Attributes:
@@ -70,7 +70,7 @@ class Transport:
 
     waits = False
 
-    def expect(self, messages: Iterable[Coming]) -> None:
+    def expect(self, messages: Iterable[Incoming]) -> None:
         """Tell which messages will be received, in which order, before they are."""
 
     def send(self, message: Message, tensor: torch.Tensor) -> None:

@@ -39,7 +39,7 @@ CONSEQUENCE = "another rank did not answer"
 _T = TypeVar("_T")
 
 
-class _Now:
+class _Waiting:
     """What this process waits for: at most one thing, since only its main thread waits."""
 
     what: str | None = None
@@ -65,12 +65,12 @@ class Watch:
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
 
     def __enter__(self) -> Self:
-        _Now.watch = self
+        _Waiting.watch = self
         self._thread.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        _Now.watch = None
+        _Waiting.watch = None
         self._ended.set()
 
     def _run(self) -> None:
@@ -82,8 +82,8 @@ class Watch:
 
     def _tell(self) -> None:
         """Write what is waited for; nothing of it is held until the next time."""
-        what, where = _Now.what, _Now.where
-        waits = what is not None and time.monotonic() - _Now.since > self._long
+        what, where = _Waiting.what, _Waiting.where
+        waits = what is not None and time.monotonic() - _Waiting.since > self._long
         if waits:
             place = where() if where else "outside the rounds"
             self._store.set(str(self._rank), f"{self._count} {place}: waiting for {what}")
@@ -133,14 +133,14 @@ def waiting_for(what: str) -> Iterator[None]:
     Raises:
         BackendError: The other rank is gone, or was too slow.
     """
-    _Now.since, _Now.what = time.monotonic(), what
+    _Waiting.since, _Waiting.what = time.monotonic(), what
     try:
         yield
     except RuntimeError as error:
         got = f"waiting for {what}: {_reason(str(error))}"
         raise BackendError(CONSEQUENCE, got=got) from error
     finally:
-        _Now.what = None
+        _Waiting.what = None
 
 
 @contextmanager
@@ -153,19 +153,19 @@ def locate_failure(where: Callable[[], str]) -> Iterator[None]:
     Raises:
         BackendError: The other rank is gone, or was too slow.
     """
-    before, _Now.where = _Now.where, where
+    before, _Waiting.where = _Waiting.where, where
     try:
         yield
     except BackendError as error:
         if error.where is not None:
             raise
         place, hint = f"rank {dist.get_rank()}, {where()}", None
-        if _Now.watch is not None and "imed out" in str(error.got):
+        if _Waiting.watch is not None and "imed out" in str(error.got):
             text = f"{where()}: {error.got}"
-            hint = call_within(partial(_Now.watch.find_stuck, text), _STORE_SECONDS)
+            hint = call_within(partial(_Waiting.watch.find_stuck, text), _STORE_SECONDS)
         raise BackendError(error.what, where=place, got=error.got, hint=hint) from error
     finally:
-        _Now.where = before
+        _Waiting.where = before
 
 
 def call_within(do: Callable[[], _T], seconds: float) -> _T | None:

@@ -96,7 +96,7 @@ class Order:
     held: float
 
 
-class _Play:
+class _Simulation:
     """One run of all devices under one rule."""
 
     def __init__(
@@ -219,7 +219,7 @@ def synthesize(costs: StageCosts, device: Sequence[int], microbatches: int) -> O
     rules = chain(_rules(costs, device, microbatches), _changes(found))
     for rule in islice(rules, min(max(8, WORK // actions), 450)):
         most = found[-1][0].seconds if found else inf
-        order = _Play(costs, device, microbatches, rule, most).order()
+        order = _Simulation(costs, device, microbatches, rule, most).order()
         if order is not None and order.seconds <= most:
             found.append((order, rule))
             if order.seconds <= enough:

@@ -21,7 +21,7 @@ _K, _C = ActionKind, ChannelKind
 
 
 @dataclass(frozen=True, eq=False)
-class Held:
+class HeldMemory:
     """What is held while a schedule runs.
 
     Attributes:

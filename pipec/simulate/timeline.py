@@ -12,7 +12,7 @@ from pipec.schedule.lanes import Lanes, previous_in_lane
 from pipec.schedule.schedule import Int32, Schedule
 from pipec.simulate.engine import Prepared, run
 from pipec.simulate.memory import Curve, Memory, Spans, curves, peaks
-from pipec.simulate.spans import Held
+from pipec.simulate.spans import HeldMemory
 from pipec.simulate.times import Float, Times
 
 
@@ -93,12 +93,12 @@ class Timeline:
         return {str(lane): float(u) for lane, u in zip(self.lanes.names, share, strict=True)}
 
     @cached_property
-    def held(self) -> Held:
+    def held(self) -> HeldMemory:
         """What is held from when to when."""
-        return Held(self.schedule, self.prepared.at, self.begin, self.end)
+        return HeldMemory(self.schedule, self.prepared.at, self.begin, self.end)
 
     @cached_property
-    def _counted(self) -> Held:
+    def _counted(self) -> HeldMemory:
         """What is held where compute of no time takes a little: it holds things all the same."""
         s, little = self.schedule, self.seconds * 1e-9 or 1.0
         compute = s.kind <= ActionKind.W
@@ -111,7 +111,7 @@ class Timeline:
 
     @cached_property
     def peak_in_flight(self) -> tuple[float, ...]:
-        """Most microbatches whose saved values a device holds at a time (`Held.in_flight`)."""
+        """Most microbatches whose saved values a device holds at a time (`HeldMemory`)."""
         s = self.schedule
         if not s.training:
             return (1.0,) * s.devices

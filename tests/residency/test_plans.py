@@ -17,7 +17,7 @@ from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.complete import host_channels
 from pipec.compiler.driver import make_plan
 from pipec.compiler.facts import plan_facts
-from pipec.compiler.fates import KEPT, Fates, Foresight
+from pipec.compiler.fates import KEPT, FatePredictor, Fates
 from pipec.compiler.fit import Fit
 from pipec.compiler.pass_manager import parse_pipeline
 from pipec.compiler.reside import best, find_schedule, make_applier
@@ -216,7 +216,7 @@ def test_what_is_foreseen_of_fates_is_what_their_plan_takes(schedule: str, measu
         table = dict.fromkeys((s.cost_key for s in plan.stages), cost)
         plan = plan.replace(costs=replace(plan.costs, stages=dict.fromkeys(kinds, table)))
     order, draw = find_schedule(plan, schedule, 4), random.Random(0)
-    foresight, apply = Foresight(plan, order), make_applier(plan, order)
+    foresight, apply = FatePredictor(plan, order), make_applier(plan, order)
     for share in (0.0, 0.3, 0.6, 1.0):
         chosen = [drawn_fates(work, draw, share) for work in list_work(plan)]
         told, real = foresight.timeline(chosen), plan_timeline(*apply(chosen))

@@ -5,7 +5,7 @@ import pytest
 from pipec.runtime.placing import Messages
 from pipec.runtime.program import Program
 from pipec.runtime.rounds import Rounds
-from pipec.runtime.transport import Coming
+from pipec.runtime.transport import Incoming
 from tests.autodiff.zoo import CASES, seeded
 from tests.runtime.pipelines import scheduled, staged
 
@@ -35,7 +35,7 @@ def test_nothing_is_proved_where_nothing_goes_back() -> None:
     order = scheduled(plan, "inference", 3)
     rounds = Rounds(order, 1)
     rounds.begin(None)
-    found: list[Coming] = list(
+    found: list[Incoming] = list(
         Messages(Program.of(plan, order), rounds).list_expected(rounds.row())
     )
     assert len(found) == 3

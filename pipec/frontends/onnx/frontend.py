@@ -93,7 +93,7 @@ def source_of(model: ModelFile, options: LoadOptions) -> Source:
     return Source("onnx", str(model.path or ""), model.digest(), used)
 
 
-class _OfAll(nn.Module):
+class _TupleLoss(nn.Module):
     """A loss of the tuple of a file's outputs; a module, so that the loss may have weights."""
 
     def __init__(self, fn: Callable[..., object]) -> None:
@@ -111,7 +111,7 @@ def _read(path: Path, options: LoadOptions, loss: Loss | None) -> tuple[Evaluati
         return evaluate_file(path, options), None
     own = {n: s for n, s in options.shapes.items() if n not in loss.inputs}
     sized = loss.with_inputs(resize_inputs(loss.inputs, options))
-    of_all = Loss(_OfAll(loss.fn), sized.target, alone=not options.scored)
+    of_all = Loss(_TupleLoss(loss.fn), sized.target, alone=not options.scored)
     return evaluate_file(path, replace(options, shapes=own)), of_all
 
 
