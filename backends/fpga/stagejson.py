@@ -20,8 +20,8 @@ from pipec.errors import BackendError
 from pipec.files import read_data
 
 T = TypeVar("T", Engine, Weight, Stream, StageDesign)
-SCHEMA = 1
-"""Version of the format; a reader refuses a larger one."""
+SCHEMA = 2
+"""Version of the format; a reader refuses every other one."""
 
 Json = dict[str, Any]
 
@@ -145,8 +145,8 @@ def design_of(record: Json) -> StageDesign:
     Raises:
         BackendError: It has another version, or is damaged.
     """
-    if record.get("schema") != SCHEMA:
-        raise BackendError("stage.json has another version", got=record.get("schema"), want=SCHEMA)
+    if (got := record.get("schema")) != SCHEMA:
+        raise BackendError("stage.json has another version", got=got, want=SCHEMA, hint="recompile")
     try:
         resources = record["resources"]
         return _make(
