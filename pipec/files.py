@@ -161,7 +161,7 @@ def write_npz(path: Path, arrays: Mapping[str, Any]) -> None:
     """Write arrays as `numpy.load` reads them; any name will do, an argument of `savez` too.
 
     Args:
-        path: Where to.
+        path: The file to write.
         arrays: Name to NumPy array.
     """
     from numpy.lib.format import write_array
@@ -179,7 +179,7 @@ class Lock:
     nobody is kept out.
 
     Args:
-        directory: Which one; it is there.
+        directory: The directory, which exists.
         seconds: How long to wait for another process.
 
     Raises:

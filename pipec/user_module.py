@@ -60,7 +60,7 @@ def user_code(
     Args:
         doing: What was attempted, ``the factory raised`` for example.
         hint: What to try.
-        error: Which one.
+        error: The error.
 
     Raises:
         PipecError: The block raised something other than a `PipecError`; it is an ``error``.

@@ -25,7 +25,7 @@ def read_model(model: Model, inputs: object, loss: object, options: LoadOptions)
         inputs: Example inputs of a module; a path brings its own.
         loss: Of a module: a callable of its outputs, or (callable, target). Of a path: another
             path, ``file.py:function``.
-        options: How it is read.
+        options: Options of the front end.
 
     Raises:
         FrontendError: It is none of these, or cannot be read.

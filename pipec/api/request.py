@@ -142,7 +142,7 @@ class Request:
         Args:
             loaded: The model.
             spec: Where it is read again with another batch; empty if it cannot be.
-            options: How it was read.
+            options: Options with which it was read.
             observe: Called after every pass.
             search: Runs an exploration.
 

@@ -44,7 +44,7 @@ class SavedValue:
 
     Attributes:
         name: Name of the node that computes it, the same in all graphs of the stage.
-        shape: Its shape.
+        shape: Sizes of its dimensions.
         dtype: As torch writes it without ``torch.``.
         stride: In elements. Backward kernels rely on it: whoever moves the value must restore it.
         nbytes: Dense bytes.

@@ -36,7 +36,7 @@ def profile_stages(directory: Path, given: Mapping[str, Any], how: Measuring, ma
     Args:
         directory: What ``pipec compile -o`` wrote.
         given: The options of ``pipec profile`` by name.
-        how: How nodes are measured.
+        how: Warm-up, repetitions and device of the measurement.
         machine: What they are measured on, for people.
 
     Raises:

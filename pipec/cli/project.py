@@ -66,7 +66,7 @@ def apply_defaults(
         name: Name of the command.
         command: The command itself.
         file: The project file.
-        table: Its table of this command.
+        table: The table of this command in the file.
         words: The command line behind the command's name.
 
     Raises:

@@ -65,7 +65,7 @@ class TargetCommand(Command):
 
     Args:
         target: Finds the target.
-        declared: Which options of it count.
+        declared: The options class of a target that counts.
         given: As for `click.Command`.
     """
 

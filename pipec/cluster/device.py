@@ -75,7 +75,7 @@ class Device:
         launch_seconds: Overhead of starting one node.
         link_bandwidth: Bytes/s to a neighbour, each direction, unless the cluster says otherwise.
         link_latency: Seconds until the first byte arrives.
-        source: Where the figures come from.
+        source: The data sheet or measurement of the figures.
         host_bandwidth: Bytes/s between the device and host memory, each direction.
         fpga: Fabric of an FPGA.
         compute_efficiency: Share of ``peak_flops`` that large products reach, where measured.

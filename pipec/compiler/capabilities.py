@@ -109,7 +109,7 @@ class Cycles(Protocol):
 
         Args:
             plan: What was emitted.
-            directory: Where.
+            directory: The folder that it was emitted to.
             simulated: What `cycles` found, or nothing.
             reports: Where a vendor's tool left its reports; within the directory if not given.
         """

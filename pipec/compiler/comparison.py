@@ -42,7 +42,7 @@ class Comparison:
         name: The value or output.
         kind: ``value``, ``output``, ``loss``, ``buffer_update`` or ``gradient``.
         stage: The stage that computed it.
-        dtype: Its dtype.
+        dtype: The dtype of the value.
         max_abs_error: Largest difference; `INCOMPARABLE` where one side is not finite and the
             other is, or where shapes or dtypes differ.
         scale: Largest magnitude of the reference, or the floor of `compare` if that is larger.

@@ -57,7 +57,7 @@ class Cut:
         stage: Of every call, [calls].
         timeline: As predicted.
         bound: No contiguous cut that fits has a faster step, in seconds.
-        method: How it was found.
+        method: The search that found it.
         loose: No cut that was refused for its memory has a faster step; infinite if none was.
     """
 

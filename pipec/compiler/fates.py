@@ -54,7 +54,7 @@ class Forecast:
 
     Attributes:
         facts: Of the stage.
-        slots: Its host slots.
+        slots: The host slots of the stage.
         for_w: Bytes of each slot that W reads too, by its name.
         saved: What stays on the device.
     """

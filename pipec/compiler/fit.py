@@ -101,8 +101,8 @@ class ValueOptions(NamedTuple):
     """What may become of a saved value.
 
     Attributes:
-        name: Its node in F.
-        nbytes: Its bytes.
+        name: The node of the value in F.
+        nbytes: Bytes of the value.
         seconds: To compute it again; infinite where that is not allowed.
         leaves: Whether it may wait in host memory.
     """

@@ -36,7 +36,7 @@ class Job:
         options: What the target's own options are, of its `run_options`.
         batch: Reads the model, or the user's data, and gives the inputs of microbatches.
         data: Where these come from, as the user wrote it.
-        rounds: How often to run the schedule.
+        rounds: Number of runs of the schedule.
         outputs: File for what an inference yields.
         metrics: File to append JSON lines to.
         as_json: Whether to print JSON lines.

@@ -22,7 +22,7 @@ class Layout:
     """Numbered layers of every stage, and where what is in front of and behind them stands.
 
     Attributes:
-        layers: How many stand on each stage.
+        layers: Number of layers on each stage.
         first: Stage of the embedding.
         last: Stage of the head and the loss.
     """

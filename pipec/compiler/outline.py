@@ -66,7 +66,7 @@ class Outline:
     Attributes:
         graph: The whole model; with a loss it is trained.
         costs: Seconds of its nodes.
-        cluster: Where it runs.
+        cluster: The devices.
         microbatches: Of one step: no more are in flight.
         activations: Whether what the backward needs counts; not where a later pass moves it.
         counted: Whether it counts where there is room for all of it, too.

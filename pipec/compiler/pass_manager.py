@@ -56,7 +56,7 @@ def run_passes(passes: Sequence[Pass], plan: Plan, observe: Observer | None = No
 
     Args:
         passes: The pipeline.
-        plan: Where to start; it is checked too.
+        plan: The plan to start from; it is checked too.
         observe: Called after every pass.
 
     Returns:

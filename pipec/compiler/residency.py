@@ -27,8 +27,8 @@ class StageWork:
     """The seconds of one stage, node by node.
 
     Attributes:
-        training: Its graphs.
-        device: Where its backward runs.
+        training: The training graphs of the stage.
+        device: The device of its backward.
         forward_seconds: What F takes there.
     """
 

@@ -120,7 +120,7 @@ class Life(NamedTuple):
     """What of a node decides how long memory lives.
 
     Attributes:
-        name: Its own.
+        name: Name of the node.
         reads: Names of what it reads.
         shows: Whether it shows the memory of the first of them.
         item: Whether it is one of the tensors that the first of them makes.

@@ -44,7 +44,7 @@ def timeline_of(facts: Facts, order: Schedule | Prepared) -> Timeline:
     """Play a schedule with what is known of its stages.
 
     Args:
-        facts: Of its stages.
+        facts: Facts of its stages.
         order: With communication inserted.
 
     Raises:

@@ -128,7 +128,7 @@ class Rewrites:
     Args:
         work: A stage, nothing offloaded.
         kernels: `kernel_key` to what a kernel allocates, where that is more than it makes.
-        kinds: Which of B, I and W run.
+        kinds: The graphs that run: B, or I and W.
 
     Attributes:
         sources: The nodes of its graphs.

@@ -97,7 +97,7 @@ class CostTable:
         """The kind of device on which some nodes take longest; the first by name of equal ones.
 
         Args:
-            kinds: Which kinds.
+            kinds: The kinds of devices.
             names: The nodes; what the table does not have takes no time.
             trains: Whether their backward counts too.
 

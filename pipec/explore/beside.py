@@ -78,7 +78,7 @@ def judge(layout: str, maker: Maker, exploration: Exploration, chosen: Plan) -> 
         layout: A layout (`pipec.compiler.layouts`), or the path of a schedule as torch writes it.
         maker: Of the exploration.
         exploration: Says what the batch is.
-        chosen: Its plan.
+        chosen: The plan that the exploration chose.
 
     Raises:
         PipecError: It cannot be read, does not suit the model or the cluster, or deadlocks.

@@ -36,7 +36,7 @@ class Rebatched:
     Attributes:
         graph: The model as it was read first; its rows are those of the batch.
         spec: Where it can be read again; empty for a model in memory, which has one size.
-        options: How it was read.
+        options: Options with which it was read.
     """
 
     graph: Graph

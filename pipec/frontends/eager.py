@@ -45,7 +45,7 @@ class Structure:
 
     Args:
         name: Of the module, for messages.
-        run: Its own ``__call__``.
+        run: The ``__call__`` of the module.
         arguments: Positional and keyword arguments.
     """
 
@@ -172,7 +172,7 @@ def find_parts(flat: nn.Module, patterns: Sequence[str], prefix: str) -> dict[st
     Args:
         flat: The model and its loss.
         patterns: Paths in the model, or ``loss``; ``*`` stands for any text.
-        prefix: Where ``flat`` has the model.
+        prefix: Path of the model in ``flat``.
 
     Raises:
         FrontendError: A pattern names nothing.

@@ -18,7 +18,7 @@ def inline_body(
     """Replace a node by copies of what the body that it runs does, in place.
 
     Args:
-        module: Whose graph the node is in.
+        module: The module whose graph has the node.
         node: Its users take the results: all of them by number, or the only one.
         body: Takes the operands.
         operands: In the order of the body's placeholders.

@@ -123,8 +123,8 @@ class Run:
     Attributes:
         of: The call.
         results: The tensors that the module returned.
-        read: Its arguments.
-        held: Its weights.
+        read: Arguments of the call.
+        held: Weights of the module.
         left: The same after the call: the values of changed buffers are new.
         written: Places among these of what changed.
     """
@@ -287,7 +287,7 @@ def eager_backward(
     """Let autograd run back through a tape, which it uses up.
 
     Args:
-        gradients: Of what the module returned.
+        gradients: Gradients of the module's results.
         tape: What F kept.
         wanted: Places of the arguments and weights whose gradients are yielded; zeros where the
             results do not depend on one.

@@ -124,7 +124,7 @@ def with_sizes(found: Arguments, sized: Sequence[SizedArgument], shapes: Shapes)
     Args:
         found: Its arguments, by position and by keyword.
         sized: Those that follow sizes.
-        shapes: Of what the stage is given.
+        shapes: Shapes of the stage's inputs.
 
     Raises:
         GraphError: There is no such argument.

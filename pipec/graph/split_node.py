@@ -31,7 +31,7 @@ class _Layer:
 
     Attributes:
         target: The op of a half.
-        args: Its arguments.
+        args: Arguments of the node.
         sliced: Position of an argument that is sliced, to the dimension.
         channels: Number of output channels.
         dim: Dimension of the output channels.

@@ -21,7 +21,7 @@ def copy_calls(
 
     Args:
         like: Gives source, namespaces, and the weights that are read with their other names.
-        inputs: Its placeholders, in order.
+        inputs: Placeholders of the new graph, in order.
         calls: What it computes, each behind what it reads.
         outputs: What it yields, each an input or a call.
         nodes: Where the metadata of inputs come from; the nodes of ``like`` if absent.

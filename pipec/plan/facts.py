@@ -49,8 +49,8 @@ class SharedWeight:
     """A trained weight that several stages read.
 
     Attributes:
-        nbytes: Of its gradient.
-        stages: Who reads it.
+        nbytes: Bytes of its gradient.
+        stages: The stages that read it.
     """
 
     nbytes: float

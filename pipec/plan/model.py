@@ -271,7 +271,7 @@ class Tried:
     """One schedule that was predicted on the plan when the schedule was chosen.
 
     Attributes:
-        schedule: Its name.
+        schedule: Name of the schedule.
         seconds: Of one step; None if it is impossible here.
         bubble: Share of device time without compute.
         peak_bytes: Most bytes held, per device.

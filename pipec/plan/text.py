@@ -85,7 +85,7 @@ def plan_from_text(text: str, cluster: Cluster, *, allowed: Collection[str] = ()
     Args:
         text: As `plan_to_text` or `graph_to_text` wrote it, perhaps changed by hand. A stage's
             graph stands for a model whose inputs and outputs are what the stage receives and sends.
-        cluster: Where a graph alone is to run.
+        cluster: The devices for a graph alone.
         allowed: Op namespaces all of whose ops its graphs may use.
 
     Raises:

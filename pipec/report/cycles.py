@@ -14,7 +14,7 @@ def print_cycles(stages: Sequence[StageCycles], console: Console, heaviest: int 
 
     Args:
         stages: What was simulated.
-        console: Where to.
+        console: The console to print to.
         heaviest: How many engines of each stage to list, those that wait least first.
     """
     for c in stages:

@@ -52,7 +52,7 @@ class Slot:
     Attributes:
         depth: Sets that may be on the device on either side of the copies, and how many compute
             actions before its backward a set begins to come back; 0: one set in all.
-        values: Which values.
+        values: Indices of the values.
     """
 
     depth: int

@@ -86,7 +86,7 @@ def check_same(
     """Refuse to go on with ranks that have different values.
 
     Args:
-        name: Of what, in the message.
+        name: Name of the setting, for the message.
         values: By rank; None where a rank does not know it.
         hint: What to do about it.
 

@@ -50,7 +50,7 @@ class Checkpoints:
     Args:
         directory: Where they are; it is made if it is not there.
         executors: One in each process of a group, or all of a plan in one process.
-        keep: How many complete ones to keep.
+        keep: Number of complete ones to keep.
         timeout: How long to wait for another rank.
         tell: Takes the lines, on the first rank.
 

@@ -25,7 +25,7 @@ class Copied:
     """Packed tensors on their way to host memory, or there.
 
     Attributes:
-        buffer: Where they go.
+        buffer: The buffer to copy to.
         done: Recorded behind the copy; None where copies end before they return.
         read: What it reads, held until what is computed waits for the copy.
     """
@@ -51,7 +51,7 @@ class Fetched:
     """Tensors on their way from host memory, or there.
 
     Attributes:
-        parts: Theirs, as `restore` takes them.
+        parts: The copies, as `restore` takes them.
         done: Recorded behind the copy; None where it has ended.
     """
 

@@ -71,7 +71,7 @@ def seed_graph(graph: Graph, numbers: Draws) -> Graph:
 
     Args:
         graph: As it is if it draws nothing.
-        numbers: Of its draws (`number_draws`).
+        numbers: Numbers of its draws (`number_draws`).
     """
     if not numbers:
         return graph
@@ -92,8 +92,8 @@ def seed_module(module: fx.GraphModule, numbers: Draws, device: torch.device) ->
 
     Args:
         module: The graph.
-        numbers: Of its draws.
-        device: Where it runs.
+        numbers: Numbers of its draws.
+        device: The device that it runs on.
     """
     graph = fx.Graph()
     graph.output(graph.graph_copy(module.graph, {}))

@@ -40,7 +40,7 @@ def gather_figures(result: Result, shares: Shares, number: int, seconds: float =
 
     Args:
         result: What this process has seen.
-        shares: How much each microbatch counts.
+        shares: The weight of each microbatch in means.
         number: Of the round.
         seconds: Wall time here.
 

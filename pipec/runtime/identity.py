@@ -31,7 +31,7 @@ def identity(program: Program, settings: Settings) -> dict[str, str | None]:
 
     Args:
         program: What they will run.
-        settings: How.
+        settings: Settings of the run.
 
     Returns:
         A name for people, to a text or the beginning of a SHA-256.

@@ -20,7 +20,7 @@ def infer(pipeline: Rounds, rounds: int, observers: Iterable[Observer] = ()) -> 
 
     Args:
         pipeline: Whose schedule to run; every rank of a group must call with the same rounds.
-        rounds: How many.
+        rounds: Number of rounds.
         observers: Called after every round.
 
     Returns:

@@ -33,7 +33,7 @@ class Moves:
     """The tensors of one device that are between two actions.
 
     Args:
-        device: Where they lie.
+        device: The device that holds them.
         transport: Moves them to and from other devices.
         runner: What runs a stage on a microbatch, by their numbers.
         weights: Their weights.

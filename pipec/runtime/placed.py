@@ -47,7 +47,7 @@ def place_on(module: fx.GraphModule, device: torch.device) -> fx.GraphModule:
 
     Args:
         module: As traced, on the CPU; it is not changed.
-        device: Where to run it.
+        device: The device to run it on.
 
     Raises:
         BackendError: It holds a kernel that ``device`` does not have.

@@ -32,7 +32,7 @@ class ProcessGroupTransport(Transport):
     so transports that ignore tags match them too.
 
     Args:
-        device: Where received tensors lie.
+        device: The device of received tensors.
         groups: Sets of ranks that reduce together.
         timeout: How long to wait for another rank.
     """

@@ -26,7 +26,7 @@ class Echo(Transport):
     """A transport for a device that runs alone: invents what it receives, forgets what it sends.
 
     Args:
-        device: Where received tensors lie.
+        device: The device of received tensors.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -78,10 +78,10 @@ class Row:
 
     Args:
         program: The plan under a schedule; the device should hold one stage.
-        device: Whose row.
+        device: The device whose row it is.
         batch: Inputs of a microbatch.
         settings: With the optimizer.
-        compute: Where; the CPU if absent.
+        compute: The device that computes; the CPU if absent.
         clock: Seconds since some moment.
     """
 
@@ -227,9 +227,9 @@ def measure_messages(
 
     Args:
         transport: Of this rank; ranks 0 and 1 are a group of it. All ranks must call.
-        rank: Which one it is.
+        rank: Number of this rank.
         sizes: Bytes of the messages.
-        device: Where they lie; the CPU if absent.
+        device: The device that holds them; the CPU if absent.
         handling: Seconds of the interpreter for each end of a message.
     """
     if rank > 1:

@@ -90,7 +90,7 @@ class Program:
 
     Attributes:
         plan: The plan.
-        schedule: Its schedule.
+        schedule: The schedule with its transfers.
         stages: Every stage.
         channels: Name to channel, values only.
         tied: Weights that several stages train, with these stages.

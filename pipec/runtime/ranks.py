@@ -36,7 +36,7 @@ def start_ranks(devices: int) -> None:
     """This command again, once per device; returns when all of them have ended well.
 
     Args:
-        devices: How many.
+        devices: Number of devices.
 
     Raises:
         SystemExit: A rank failed; the error of the first one is printed, and its status is ours.

@@ -40,7 +40,7 @@ def join(store: Store, rank: int, world: int, timeout: timedelta) -> Store:
         store: Shared by all ranks, and by those of earlier attempts.
         rank: Of this process.
         world: Number of ranks.
-        timeout: How long to wait for the others.
+        timeout: Longest wait for the others.
 
     Returns:
         The store under a prefix that is new.

@@ -23,8 +23,8 @@ class RestingState:
     """The state of one optimizer.
 
     Args:
-        optimizer: Whose.
-        device: Where it steps.
+        optimizer: The optimizer that has the state.
+        device: The device that it steps on.
         beside: Whether it stays after a step, until it is moved away with `rest`.
     """
 

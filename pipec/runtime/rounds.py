@@ -38,7 +38,7 @@ class Rounds:
 
     Attributes:
         schedule: What is run.
-        device: Whose row.
+        device: The device whose row it is.
         done: Rounds since the pipeline was last empty.
         origin: Microbatches of the run before that.
         shares: Of the rounds that are under way, by their number.

@@ -48,7 +48,7 @@ class Runner:
         batch: Inputs of a microbatch by its number.
         settings: Optimizer and so on.
         weights: Initial weights by name; those of the plan if absent.
-        compute: Where it computes.
+        compute: The device that computes.
 
     Attributes:
         program: What is run.

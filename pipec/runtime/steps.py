@@ -47,7 +47,7 @@ class Steps:
         """Make a version, or let it wait for the end of the row.
 
         Args:
-            executor: Whose.
+            executor: The executor that steps.
             action: The step.
             oldest: The oldest version that later actions use.
         """

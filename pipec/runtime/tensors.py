@@ -13,7 +13,7 @@ class TensorType:
     """What is known of a tensor before it exists.
 
     Attributes:
-        shape: Its shape.
+        shape: Sizes of its dimensions.
         dtype: As torch writes it without ``torch.``.
         stride: In elements; None for contiguous.
     """
@@ -94,7 +94,7 @@ def pack(
 
     Args:
         tensors: What to copy.
-        types: Theirs.
+        types: Types of the tensors.
         buffer: Where to; `buffer_bytes` long. One on the device of the tensors if absent.
         waits: Whether copies from a GPU to host memory have ended on return.
     """
@@ -145,7 +145,7 @@ def places_of(
         left: Another set of the same values, no longer read, or none; empty afterwards. Memory is
             taken of those without gaps that nobody else holds.
         types: What comes.
-        device: Where.
+        device: The device to put it on.
     """
     found = []
     for k, kind in enumerate(types):

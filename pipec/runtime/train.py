@@ -38,7 +38,7 @@ def rounds_of(
     them, so that it is enough to observe on one.
 
     Args:
-        pipeline: Whose schedule to run.
+        pipeline: The pipeline whose schedule runs.
         numbers: Of the rounds.
         observers: Called after every round.
 
@@ -103,7 +103,7 @@ def summary(program: Program, found: Figures, number: int) -> Step:
 
     Args:
         program: What ran.
-        found: Its figures.
+        found: Figures of the round.
         number: Of the round.
     """
     schedule = program.schedule

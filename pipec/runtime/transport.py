@@ -30,8 +30,8 @@ class Incoming(NamedTuple):
     """A message that will be received.
 
     Attributes:
-        message: Which one.
-        type: Of its tensor.
+        message: The message.
+        type: Type of its tensor.
         proves: Messages in the other direction that have arrived if this one has: its sender's row
             receives them before.
     """
@@ -46,8 +46,8 @@ class Meeting(NamedTuple):
 
     Attributes:
         key: The same for all members, and no other meeting's.
-        device: Whose call it is.
-        members: Who takes part.
+        device: The device that calls.
+        members: The devices that take part.
     """
 
     key: str

@@ -205,7 +205,7 @@ class StageWeights:
         """Add the gradients of one microbatch to those of an update.
 
         Args:
-            update: Which.
+            update: Number of the update.
             grads: By name of the parameter; the first ones are kept as they are. Where values
                 decide what is computed, some parameters may have none.
             owned: Names of those that may be written to. A sum of others, which may be under way
@@ -304,7 +304,7 @@ class StageWeights:
         """Hold a version that was made here or received; let go what is older than ``oldest``.
 
         Args:
-            version: Its number.
+            version: Number of the version.
             made: What is new in it; all else is the newest version's.
             oldest: No action that comes later uses a version older than this.
         """

@@ -72,7 +72,7 @@ def build(
         rule: Which weight version an action uses; the versions are filled in by it, except
             for the rule "given", where the rows must be actions that carry them.
         channels: What flows where; a plain chain of stages if absent.
-        lanes: Which actions run side by side.
+        lanes: The actions that run side by side.
         options: For the record.
 
     Raises:

@@ -73,7 +73,7 @@ class _Messages:
 
     Attributes:
         channel: Channel number.
-        microbatch: Of which microbatch.
+        microbatch: The microbatch that it belongs to.
         source: Position of the producer.
         target: Position of the consumer.
         link: A number for each pair of devices and direction.

@@ -41,7 +41,7 @@ def from_rows(
         rule: Version rule; "flush" if absent.
         channels: What flows where; a plain chain if absent. An action without a channel name
             means the only channel that fits it.
-        lanes: Which actions run side by side.
+        lanes: The actions that run side by side.
         options: For the record.
 
     Raises:

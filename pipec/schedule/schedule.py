@@ -106,7 +106,7 @@ class Schedule:
         placement: (stage, phase) to devices.
         rule: Which weight version an action must use.
         channels: What flows where, sorted by kind.
-        lanes: Which actions run side by side.
+        lanes: The actions that run side by side.
         inserted: The passes that have run: "comm", "offload", "reduce", "steps".
         options: The options of the generator, for the record.
         state_beside: Compute actions of a device beside which the optimizer's state leaves, and

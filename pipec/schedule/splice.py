@@ -34,7 +34,7 @@ def splice(schedule: Schedule, insertions: list[Insertion], **changes: object) -
     Actions at one place stand in the order of ``insertions``, those of one in the order given.
 
     Args:
-        schedule: Which is left as it is.
+        schedule: The schedule, which is left as it is.
         insertions: The new actions.
         changes: Other fields to replace at the same time.
     """

@@ -90,7 +90,7 @@ def insert_state(schedule: Schedule, beside: int) -> Schedule:
 
     Args:
         schedule: With steps.
-        beside: How many, 1 or more.
+        beside: Number of sets beside each other, 1 or more.
     """
     at, rows = Tables(schedule), np.flatnonzero(schedule.kind == _K.STEP)
     stage, replica = schedule.stage[rows], schedule.replica[rows]

@@ -75,7 +75,7 @@ def compact(schedule: Schedule, waits: Dependencies, queue: Lanes, *, whole: boo
     """Number turns lane by lane.
 
     Args:
-        schedule: Whose actions.
+        schedule: The schedule of the actions.
         waits: Who waits for whom.
         queue: The lanes.
         whole: Whether every action is to take a turn of its own.

@@ -123,7 +123,7 @@ def share_out(sizes: Sequence[float], replicas: int) -> list[int]:
 
     Args:
         sizes: Bytes of the parameters.
-        replicas: How many there are.
+        replicas: Number of replicas.
     """
     held, owners = [0.0] * replicas, [0] * len(sizes)
     for k in sorted(range(len(sizes)), key=lambda k: -sizes[k]):
@@ -159,7 +159,7 @@ class Curve:
     Attributes:
         time: When something changes, ascending, from 0 on.
         change: By how many bytes.
-        category: Of what, an index into `CATEGORIES`.
+        category: Kind of memory, an index into `CATEGORIES`.
     """
 
     time: Float
@@ -201,7 +201,7 @@ class Spans:
 
     Attributes:
         category: One of `CATEGORIES`.
-        device: Where each is held.
+        device: The device that holds each.
         begin: From when.
         end: Until when.
         size: Bytes.

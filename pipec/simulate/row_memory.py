@@ -36,7 +36,7 @@ def find_given_up(schedule: Schedule, device: int, times: tuple[Float, Float] | 
 
     Args:
         schedule: What runs.
-        device: Whose row.
+        device: The device whose row it is.
         times: When each action begins and ends; without them a copy ends before the next
             computation begins.
 

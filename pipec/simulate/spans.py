@@ -26,7 +26,7 @@ class HeldMemory:
 
     Attributes:
         schedule: What ran.
-        at: Where its actions are.
+        at: Tables of the places of its actions.
         begin: When each action started.
         end: When it ended.
     """

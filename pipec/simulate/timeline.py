@@ -22,7 +22,7 @@ class Timeline:
 
     Attributes:
         prepared: What ran, with its lanes and dependencies.
-        times: How long everything takes.
+        times: Seconds of every kind of action.
         memory: Bytes per stage.
         end: When each action ends, in the schedule's order.
     """

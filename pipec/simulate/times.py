@@ -198,7 +198,7 @@ class Durations:
     """Seconds of the actions of one schedule, looked up by position.
 
     Attributes:
-        schedule: Whose actions.
+        schedule: The schedule of the actions.
         work: By (kind, stage), 0 for transfers.
         transfer: By (end, channel, message mod period of `Routes`); end 0 sends, 1 receives. A
             receive only takes time where it meets its send, or copies from the host.

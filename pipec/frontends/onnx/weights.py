@@ -37,7 +37,7 @@ class Weights:
         """Register a weight and return what stands for it now.
 
         Args:
-            name: Its ONNX name.
+            name: Name of the weight in the ONNX file.
             tensor: The data; not kept if they can be read again.
             kind: What it is.
             read: Gives the data.

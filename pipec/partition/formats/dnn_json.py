@@ -46,7 +46,7 @@ def parse_dnn_json(text: str, where: str) -> Workload:
 
     Args:
         text: The file.
-        where: Its name, for messages.
+        where: Name of the file, for messages.
 
     Raises:
         PartitionError: What is missing, of the wrong type, or contradictory.

@@ -26,7 +26,7 @@ def parse_profile(text: str, where: str) -> Workload:
 
     Args:
         text: The file.
-        where: Its name, for messages.
+        where: Name of the file, for messages.
 
     Raises:
         PartitionError: The line that is malformed.

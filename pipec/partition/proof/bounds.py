@@ -75,7 +75,7 @@ class Reach:
         """Whether one of some states may have a cut there, [sets].
 
         Args:
-            states: Which.
+            states: Indices of the states.
             least: Work of the set, or of a part of it, [sets].
             most: Work of the set, or of more than that, [sets].
             cut: What crosses, or a part of it, [kinds, sets].

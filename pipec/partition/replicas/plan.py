@@ -40,7 +40,7 @@ class ReplicatedStage:
     """A stretch of layers on some components.
 
     Attributes:
-        nodes: Its nodes.
+        nodes: Nodes of the stage.
         first: Number of placement units before it.
         last: Number of placement units up to its end.
         replicas: Components that run it on different minibatches.

@@ -122,7 +122,7 @@ class Suffixes:
 
     Attributes:
         seconds: Time per minibatch, [cuts] each.
-        cut: Where the first stage ends.
+        cut: The end of the first stage.
         replicas: Replicas of the first stage.
     """
 

@@ -17,10 +17,10 @@ class Incumbent:
     """The best cut so far.
 
     Attributes:
-        value: Its objective.
+        value: Objective of the path.
         stage: Stage of every node.
         steps: Device step of every stage.
-        found: Which method found it.
+        found: The method that found it.
     """
 
     value: float = inf
