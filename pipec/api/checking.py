@@ -50,8 +50,8 @@ def schedule(
         microbatches: Microbatches of one step.
         times: Of ``F``, ``B``, ``I``, ``W`` on every stage, in any one unit; F=1 and B=2F if not
             given.
-        comm: Of one transfer.
-        options: Of the schedule.
+        comm: Seconds of one transfer.
+        options: Options of the schedule.
 
     Returns:
         The timeline; `print` draws it, ``.schedule`` has the actions.
@@ -132,8 +132,8 @@ def verify(
         plan: A directory that was written before, or a plan, which is written for it.
         model: The model, if it is not where it was or was a module in memory.
         inputs: Example inputs of a module.
-        loss: Of a module that the plan trains.
-        seed: Of the random inputs.
+        loss: Loss of a module that the plan trains.
+        seed: Seed of the random inputs.
         tolerance: Largest relative error; the target's if not given.
         trust: Allow formats that run code when they are read (``.pt2``).
 

@@ -69,14 +69,14 @@ def compile(  # noqa: A001
         offload: The same, of what waits in host memory for the backward.
         offload_optimizer: Whether the optimizer's state waits there too, between steps.
         training: Whether a model from a path is traced with its loss; by default if it has one.
-        shapes: Of inputs whose dimensions a file leaves open.
+        shapes: Shapes of inputs whose dimensions a file leaves open.
         bind: Values of inputs that are fixed.
         autocast: ``bfloat16`` or ``float16``: as if model and loss were run under `torch.autocast`;
             weights and their updates stay in float32. Training in float16 wants ``loss_scale`` of
             the `Pipeline`.
         eager: Parts of the model that run as plain modules under autograd, by name (``*`` for any
             text); True for those that a graph cannot hold. The model's forward runs once for it.
-        seed: Of a factory's weights.
+        seed: Seed of a factory's weights.
         trust: Allow formats that run code when they are read (``.pt2``).
         settings: Options of the target, such as ``precision="int8"``.
 

@@ -23,7 +23,7 @@ def read_model(model: Model, inputs: object, loss: object, options: LoadOptions)
     Args:
         model: A module, or a path: ``net.onnx``, ``net.pt2``, ``file.py:factory``.
         inputs: Example inputs of a module; a path brings its own.
-        loss: Of a module: a callable of its outputs, or (callable, target). Of a path: another
+        loss: Loss of a module: a callable of its outputs, or (callable, target). Of a path: another
             path, ``file.py:function``.
         options: Options of the front end.
 

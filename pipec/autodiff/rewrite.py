@@ -190,7 +190,7 @@ class Replay:
     Args:
         graph: B, I or W.
         forward: F.
-        sources: Of the nodes of both.
+        sources: Sources of the nodes of both graphs.
         again: Names of saved values.
         given: Names of values of F that are there, and so are read.
         passed: Names of values of F to yield too.

@@ -73,7 +73,7 @@ class Backend(ABC):
         runs_emitted_code: Whether `load` runs code out of the directory, such as C++, which a plan
             of somebody else may not; false where graphs are data that are interpreted.
         simulates: Whether `load` simulates the devices, so that its seconds are not theirs.
-        families: Of the devices that it emits for.
+        families: Families of the devices that it emits for.
         devices: What `pipec compile` plans for where no devices are named.
 
     Example:
@@ -193,7 +193,7 @@ def lacking(backend: Backend, capability: Any, what: str) -> BackendError:
     """The error of a backend without a capability, which names the targets that have it.
 
     Args:
-        backend: Of the plan.
+        backend: Backend of the plan.
         capability: A protocol, such as those of `pipec.compiler.capabilities`.
         what: What needs it, for the message.
     """
@@ -236,7 +236,7 @@ def settings_of(
     Args:
         backend: The target.
         given: Options by name.
-        example_inputs: Of the model.
+        example_inputs: Example inputs of the model.
 
     Raises:
         BackendError: The target has no such option; near names and other targets are suggested.

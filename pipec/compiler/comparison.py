@@ -23,9 +23,9 @@ class Allowed:
     Attributes:
         relative: The error.
         basis: What it follows from, in a word; nothing where it is a rule of thumb.
-        share: Of integers, the share of places that may be off, by one step; one place if that
+        share: For integers, the share of places that may be off, by one step; one place if that
             is less than one.
-        step: Of floats that stand for integers, what one stands for; then one step is allowed.
+        step: For floats that stand for integers, what one stands for; then one step is allowed.
     """
 
     relative: float

@@ -54,7 +54,7 @@ def assemble(
     """`complete`, of what stages exchange.
 
     Args:
-        compute: Of compute actions, without channels of activations and gradients.
+        compute: Schedule of compute actions, without channels of activations and gradients.
         channels: What crosses between stages.
         slots: What waits in host memory.
         shared: Weights that several stages train.
@@ -79,7 +79,7 @@ def set_bytes(channel: Channel, saved: Sequence[int], trained: Sequence[int]) ->
     """A generator's channel from F to B or back, with the bytes that it moves.
 
     Args:
-        channel: Of any kind.
+        channel: A channel of any kind.
         saved: Bytes that each stage saves, which leave of every microbatch.
         trained: Bytes of the weights that it trains, which leave after every update.
     """

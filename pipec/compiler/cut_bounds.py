@@ -29,10 +29,10 @@ class Work:
     """Seconds of the stages of many cuts, [cuts, stages] each.
 
     Attributes:
-        forward: Of F.
-        backward: Of B, the first of its update; I and W take half of it each.
+        forward: Seconds of F.
+        backward: Seconds of B, the first of its update; I and W take half of it each.
         added: What B or W takes longer on average, as it adds to gradients that are there.
-        step: Of a step.
+        step: Seconds of a step.
     """
 
     forward: FloatArray
@@ -46,7 +46,7 @@ class Crossing:
     """What it takes to hand one microbatch from a stage to the next, per cut.
 
     Attributes:
-        seconds: Of all its messages, one after the other, [cuts, stages - 1].
+        seconds: Seconds of all its messages, one after the other, [cuts, stages - 1].
         there: Whether there is any, [cuts, stages - 1].
     """
 

@@ -54,7 +54,7 @@ class Cut:
     """A cut and what is known of it.
 
     Attributes:
-        stage: Of every call, [calls].
+        stage: Stage of every call, [calls].
         timeline: As predicted.
         bound: No contiguous cut that fits has a faster step, in seconds.
         method: The search that found it.

@@ -10,7 +10,7 @@ class EngineCycles:
     """One engine in the steady state, in cycles per frame.
 
     Attributes:
-        name: Of the engine.
+        name: Name of the engine.
         busy: Cycles of its firings.
         empty: Cycles that it waits for tokens; ``full`` for room in the streams that it writes.
         waits_for: The stream that it waits for most; empty if it never waits.

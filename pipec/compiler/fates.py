@@ -53,7 +53,7 @@ class Forecast:
     """A stage whose values have some fates.
 
     Attributes:
-        facts: Of the stage.
+        facts: Facts of the stage.
         slots: The host slots of the stage.
         for_w: Bytes of each slot that W reads too, by its name.
         saved: What stays on the device.

@@ -76,7 +76,7 @@ def choose_inputs(
         graph: The traced model.
         examples: One tensor per input.
         original: The model as written.
-        seed: Of the inputs, and of the kind to begin with.
+        seed: Seed of the inputs, and of the kind to begin with.
         tolerance: Largest relative error of what is compared.
         trials: How often it is seen how steep the model is.
 
@@ -155,8 +155,8 @@ def draw(
     Args:
         graph: The traced model, which tells what picks rows.
         examples: One tensor per input.
-        seed: Of the numbers.
-        kind: Of floats.
+        seed: Seed of the numbers.
+        kind: Kind of floats.
     """
     below = table_sizes(graph)
     generator = torch.Generator().manual_seed(seed)

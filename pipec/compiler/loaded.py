@@ -25,7 +25,7 @@ class Loaded:
             file is no module; random numbers are drawn).
         inner: What the engine of a quantised file computes for nodes of the graph on inputs by
             name: by node. None of other models.
-        axes: Of its inputs, that it leaves open; none unless they were asked for.
+        axes: Axes of its inputs that it leaves open; none unless they were asked for.
         resized: With open axes, traces it at other shapes of its inputs, by name.
     """
 

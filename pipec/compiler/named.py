@@ -32,7 +32,7 @@ def choose_named(
     Args:
         plan: Differentiated.
         schedule: What it will run.
-        patterns: Of modules, of ONNX nodes, or of values; ``*`` stands for any text.
+        patterns: Patterns of modules, of ONNX nodes, or of values; ``*`` stands for any text.
         host: Whether they wait in host memory; else they are computed again.
 
     Raises:

@@ -46,7 +46,7 @@ class Edges:
     Attributes:
         producer: The call that makes a value, [edges].
         reader: A call that reads it, [edges].
-        nbytes: Of the value, [edges].
+        nbytes: Bytes of the value, [edges].
     """
 
     producer: IntArray
@@ -67,7 +67,7 @@ class Outline:
         graph: The whole model; with a loss it is trained.
         costs: Seconds of its nodes.
         cluster: The devices.
-        microbatches: Of one step: no more are in flight.
+        microbatches: Number of them in one step: no more are in flight.
         activations: Whether what the backward needs counts; not where a later pass moves it.
         counted: Whether it counts where there is room for all of it, too.
     """
@@ -88,7 +88,7 @@ class Outline:
         """What is known of the stages of a cut.
 
         Args:
-            stage: Of every call of the graph, [calls].
+            stage: Stage of every call of the graph, [calls].
             place: Devices of the stages.
             split: Whether gradients of weights are computed apart, from what I leaves for W.
         """

@@ -39,7 +39,7 @@ def compare_sizes(
         model: It as written.
         axes: The open axes, and the sizes to look at.
         tolerance: Largest relative error of a float.
-        seed: Of the inputs.
+        seed: Seed of the inputs.
         traced: Whether the stages of a quantised model are held against what is traced at these
             sizes: another engine rounds some values to the other side, and what follows differs.
         progress: Called with what is being done.
@@ -118,8 +118,8 @@ def resize_plan(plan: Plan, axes: Axes, shapes: Shapes) -> Plan:
 
     Args:
         plan: At the planned sizes; the graph of the whole model stays so.
-        axes: Of its target, with the arguments that follow sizes.
-        shapes: Of the model's inputs.
+        axes: Axes of its target, with the arguments that follow sizes.
+        shapes: Shapes of the model's inputs.
 
     Raises:
         GraphError: An op does not take these sizes.

@@ -403,7 +403,7 @@ def _run_graph(
         inputs: By name.
         values: Names of nodes whose values are wanted.
         reference: What another engine computed for nodes: it is compared, and goes on instead.
-        tolerance: Of floats among these; a rounding of their own dtype at the least.
+        tolerance: Tolerance for floats among these; a rounding of their own dtype at the least.
     """
     kept: dict[Yield, Tensor] = {}
     checks: list[Comparison] = []

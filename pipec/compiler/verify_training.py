@@ -59,7 +59,7 @@ def compare_gradients(
         source: The whole model with weights, traced from its source.
         batches: The model's inputs and targets by name, one set per microbatch.
         tolerance: Largest error relative to a value's largest magnitude.
-        seed: Of random ops.
+        seed: Seed of random ops.
         eager: The gradients of the model as written, of the first microbatch, with these weights in
             place of its own; autograd on the traced graph if absent, and for the others.
 
@@ -258,10 +258,10 @@ def chain_stages(
     """F of all stages in torch, then B of all.
 
     Args:
-        stages: Of a training plan.
-        weights: Of the whole model.
+        stages: Stages of a training plan.
+        weights: Weights of the whole model.
         inputs: The model's inputs and targets by name.
-        seed: Of random ops.
+        seed: Seed of random ops.
         change: What B of a stage reads instead of what its F saved.
 
     Returns:

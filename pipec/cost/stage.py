@@ -59,9 +59,9 @@ class MessageCost:
     Attributes:
         nbytes: Sizes that were measured, ascending.
         one_way: From the call that sends until the receiver has it, nothing else going on.
-        send: Of the sender's processor.
-        receive: Of the receiver's processor.
-        sums: Of the all-reduce of a tensor of this size between two devices; empty if that was
+        send: Seconds of the sender's processor.
+        receive: Seconds of the receiver's processor.
+        sums: Seconds of the all-reduce of such a tensor between two devices; empty if that was
             not measured.
         slots: Receives of a channel that wait on the device, posted ahead; 0 if in host memory.
 

@@ -76,7 +76,7 @@ def judge(layout: str, maker: Maker, exploration: Exploration, chosen: Plan) -> 
 
     Args:
         layout: A layout (`pipec.compiler.layouts`), or the path of a schedule as torch writes it.
-        maker: Of the exploration.
+        maker: The exploration's maker of plans.
         exploration: Says what the batch is.
         chosen: The plan that the exploration chose.
 

@@ -199,7 +199,7 @@ class _Work:
 
     Attributes:
         work: Seconds of all nodes.
-        heaviest: Of the heaviest one.
+        heaviest: Seconds of the heaviest one.
         share: The least share of any node's that is forward.
         speeds: Kind of device to how fast it is at most beside the best one, over all nodes.
     """

@@ -31,7 +31,7 @@ class LoadOptions:
             the model brings one as its own part, or ``loss`` names one.
         trust: Allow formats that may run code while they are read.
         seed: Seed of the random weights and example inputs that a factory makes.
-        loss: Of a model without one: ``path/file.py:function``, see `factory.call_loss`.
+        loss: Loss of a model without one: ``path/file.py:function``, see `factory.call_loss`.
         scored: Give the loss and the model's outputs, in training mode or not.
         autocast: ``bfloat16`` or ``float16``: run model and loss under `torch.autocast` of it.
         open: Keep what depends on dimensions that a file leaves open as nodes, not as constants.

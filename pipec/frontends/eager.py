@@ -44,7 +44,7 @@ class Structure:
     """A module as a function of tensors: where they lie in its arguments and its results.
 
     Args:
-        name: Of the module, for messages.
+        name: Name of the module, for messages.
         run: The ``__call__`` of the module.
         arguments: Positional and keyword arguments.
     """

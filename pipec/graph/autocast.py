@@ -9,7 +9,7 @@ def refuse_autocast(kind: str, doing: str, hint: str) -> None:
     """Refuse autocast that the caller has switched on.
 
     Args:
-        kind: Of device, ``cpu`` or ``cuda``.
+        kind: Kind of device, ``cpu`` or ``cuda``.
         doing: What goes on inside.
         hint: What to write instead; ``{dtype}`` stands for that of autocast.
 

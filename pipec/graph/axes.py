@@ -89,7 +89,7 @@ class Axes:
         fixed: Those that may not, with the reason.
         checked: Sizes other than the planned ones at which the emitted stages gave what the model
             as written does.
-        stages: Of every stage the arguments of nodes that follow sizes, where its target has any.
+        stages: By stage the arguments of nodes that follow sizes, where its target has any.
     """
 
     open: tuple[Axis, ...] = ()
@@ -116,7 +116,7 @@ class Axes:
 
         Args:
             shapes: Shape by input, as planned.
-            sizes: Of some or all axes; others are as planned, or follow from these.
+            sizes: Sizes of some or all axes; others are as planned, or follow from these.
         """
         found = {name: list(shape) for name, shape in shapes.items()}
         now = {a.name: sizes.get(a.name, a.size) for a in self.open}
@@ -159,7 +159,7 @@ class Axes:
         """What `write` wrote; none where it wrote nothing.
 
         Args:
-            directory: Of a plan.
+            directory: Directory of a plan.
             graph: The plan's, at the planned sizes.
 
         Raises:

@@ -22,7 +22,7 @@ def with_copies(
 
     Args:
         graph: What is copied from.
-        group: Of every call node.
+        group: Group of every call node.
         again: Group to the nodes of other groups that it computes for itself.
 
     Returns:
@@ -73,7 +73,7 @@ def with_packed(
 
     Args:
         graph: What is copied.
-        group: Of every call node.
+        group: Group of every call node.
         wanted: Which of the values that other groups read.
         pack: From the value to what is sent, one tensor or a tuple; runs in the value's group.
         unpack: From what was sent to a tensor of the value's type; runs in each reader's group.

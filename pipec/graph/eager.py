@@ -38,7 +38,7 @@ class EagerCall:
         name: Path of the module in the model.
         module: The module; it is used as it is, with other tensors in the place of its weights.
         call: The module as a function of the tensors among its arguments, to those it returns.
-        wanted: Of each of these tensors, whether it wants a gradient.
+        wanted: Whether each of these tensors wants a gradient.
         weights: The module's parameters and buffers, in the order in which the node reads them.
         updated: Places among these of the buffers that the call changes.
         training: Every part of the module, and whether it is in training mode.

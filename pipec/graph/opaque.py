@@ -139,7 +139,7 @@ def ort_session(model: bytes | str, *, threads: int = 1, fused: bool = True) -> 
 
     Args:
         model: In memory, or the path of a file.
-        threads: Of one operation.
+        threads: Number of threads of one operation.
         fused: Whether onnxruntime may rewrite it: that moves the roundings of quantised models.
 
     Raises:
@@ -161,7 +161,7 @@ def run_session(
     """Run a session on tensors; it is bound to torch's memory, as numpy lacks some of the types.
 
     Args:
-        session: Of onnxruntime.
+        session: A session of onnxruntime.
         fed: By the names of its inputs.
         made: Names of the wanted outputs, with their dtypes.
 

@@ -166,7 +166,7 @@ def resize_graph(graph: Graph, sized: Sequence[SizedArgument], shapes: Shapes) -
     Args:
         graph: The stage at the planned sizes.
         sized: Arguments of its nodes that follow sizes.
-        shapes: Of its inputs and of the values that it receives.
+        shapes: Shapes of its inputs and of the values that it receives.
 
     Raises:
         GraphError: An op does not take these sizes.

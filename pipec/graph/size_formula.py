@@ -46,7 +46,7 @@ class SizedArgument:
     Attributes:
         node: The node.
         path: Where it stands: a position or a keyword, then positions in lists.
-        formula: Of the shapes of what the stage is given.
+        formula: The size as a formula of the shapes of the stage's inputs.
     """
 
     node: str

@@ -61,7 +61,7 @@ class StepResult:
 
     Attributes:
         loss: Mean over the valid targets (or samples) of the whole batch.
-        gradient_norm: Of all gradients together, before clipping; None without a flush.
+        gradient_norm: Norm of all gradients together, before clipping; None without a flush.
         skipped: Whether no update was made: the gradients were not finite, or a spike.
         outputs: On rank 0, if the model was compiled with its outputs: ``[rows, ...]`` by name.
     """
@@ -113,7 +113,7 @@ class Pipeline:
         drain: Finish every round's microbatches before the next begins. By default a schedule
             without a flush goes on from step to step, and `drain` finishes what is under way.
         hooks: Called with this object after every update.
-        seed: Of dropout: one stream per microbatch and place in the model.
+        seed: Seed of dropout: one stream per microbatch and place in the model.
         correction: PipeMare's T1 and T2.
         device: ``cpu``, ``cuda``, or ``auto``.
         timeout: In which a rank that does not answer is named, and the others end.

@@ -272,7 +272,7 @@ class Tried:
 
     Attributes:
         schedule: Name of the schedule.
-        seconds: Of one step; None if it is impossible here.
+        seconds: Seconds of one step; None if it is impossible here.
         bubble: Share of device time without compute.
         peak_bytes: Most bytes held, per device.
         why: Why it lost, in words; ``chosen`` for the one that won.

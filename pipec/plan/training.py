@@ -51,7 +51,7 @@ def read_training(folder: Path, allowed: Collection[str], mode: FakeTensorMode) 
     Args:
         folder: ``graphs/<key>``.
         allowed: Op namespaces beyond pipec's own.
-        mode: Of the fake tensors.
+        mode: Mode of the fake tensors.
     """
     files = {kind: json.loads(read_data(folder / f"{kind}.json")) for kind in KINDS}
     return Training(**{k: graph_from_json(d, allowed=allowed, mode=mode) for k, d in files.items()})

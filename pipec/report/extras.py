@@ -67,7 +67,7 @@ def read_trace(path: Path, schedule: Schedule) -> Data:
 
     Args:
         path: The file.
-        schedule: Of the plan that ran.
+        schedule: Schedule of the plan that ran.
 
     Raises:
         PipecError: The file cannot be read, is something else, or is of another plan.

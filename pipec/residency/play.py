@@ -64,7 +64,7 @@ class Played:
     """A decision and how it went.
 
     Attributes:
-        seconds: Of one forward and one backward, stalls and recomputation included; infinite if
+        seconds: One forward and one backward, stalls and recomputation included; infinite if
             the cap is not kept.
         peak_bytes: Most bytes of saved and recomputed values on the device.
         decision: KEEP, OFFLOAD or RECOMPUTE per value.

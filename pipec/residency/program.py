@@ -26,9 +26,9 @@ def solve(
     """The least cost, with whole values where ``integral`` is 1; see `scipy.optimize.milp`.
 
     Args:
-        cost: Of each variable, [variables].
+        cost: Cost of each variable, [variables].
         integral: 1 for whole variables, [variables].
-        bounds: Of the variables.
+        bounds: Bounds of the variables.
         rows: What must hold of their sums.
     """
     # without presolve HiGHS calls a worse decision the optimum, once in a while

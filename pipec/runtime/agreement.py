@@ -19,7 +19,7 @@ def exchange(value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
 
     Args:
         value: Anything that JSON can hold.
-        group: Of all ranks, with a timeout of its own.
+        group: Group of all ranks, with a timeout of its own.
 
     Raises:
         BackendError: Another rank did not answer.

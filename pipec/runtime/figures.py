@@ -20,7 +20,7 @@ class Figures:
 
     Attributes:
         loss: Mean over all that its microbatches count; None without a loss.
-        norm: Of all gradients together, before clipping; None where nobody asked for it.
+        norm: Norm of all gradients together, before clipping; None where it is not needed.
         skipped: Whether the update was left out, its gradients not being finite, or a spike.
         rescaled: Whether that made the scale of the loss smaller, which may help.
         busy: Seconds spent computing, of all ranks.
@@ -41,7 +41,7 @@ def gather_figures(result: Result, shares: Shares, number: int, seconds: float =
     Args:
         result: What this process has seen.
         shares: The weight of each microbatch in means.
-        number: Of the round.
+        number: Number of the round.
         seconds: Wall time here.
 
     Raises:
@@ -78,7 +78,7 @@ def conclude(found: Figures, executors: Sequence[Executor], number: int) -> Plan
     Args:
         found: The figures of a round.
         executors: Those of this process; their settings say what to do.
-        number: Of the round.
+        number: Number of the round.
     """
     for weights in (w for e in executors for w in e.weights.values() if found.skipped):
         weights.mend_buffers()

@@ -226,7 +226,7 @@ def measure_messages(
     else computes: a GPU.
 
     Args:
-        transport: Of this rank; ranks 0 and 1 are a group of it. All ranks must call.
+        transport: Transport of this rank; ranks 0 and 1 are a group of it. All ranks must call.
         rank: Number of this rank.
         sizes: Bytes of the messages.
         device: The device that holds them; the CPU if absent.

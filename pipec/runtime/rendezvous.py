@@ -38,7 +38,7 @@ def join(store: Store, rank: int, world: int, timeout: timedelta) -> Store:
 
     Args:
         store: Shared by all ranks, and by those of earlier attempts.
-        rank: Of this process.
+        rank: Rank of this process.
         world: Number of ranks.
         timeout: Longest wait for the others.
 

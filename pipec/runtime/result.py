@@ -27,7 +27,7 @@ class Result:
         outputs: (microbatch, name) to an output of the model.
         versions: Every action with the updates that were in the weights it really used, or made.
         busy: Seconds spent computing, over all devices that this result is of.
-        norm: Of all gradients together, before clipping; None where nobody asked for it.
+        norm: Norm of all gradients together, before clipping; None where it is not needed.
         skipped: Whether the update was left out, its gradients not being finite, or a spike.
         rescaled: Whether that made the scale of the loss smaller, which may help.
     """

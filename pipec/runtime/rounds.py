@@ -41,7 +41,7 @@ class Rounds:
         device: The device whose row it is.
         done: Rounds since the pipeline was last empty.
         origin: Microbatches of the run before that.
-        shares: Of the rounds that are under way, by their number.
+        shares: Weights of microbatches in the rounds under way, by their number.
     """
 
     schedule: Schedule

@@ -23,7 +23,7 @@ class Settings:
         optimizer: Makes the optimizer of a stage.
         scheduler: Makes its learning-rate schedule, stepped after every update.
         clip: Largest norm of all gradients together; None for no limit. Needs a flush.
-        seed: Of the random numbers of every forward: one stream per microbatch and random op.
+        seed: Seed of the random numbers of every forward: one stream per microbatch and random op.
         correction: PipeMare's T1 and T2.
         compiled: Makes a graph fast, such as ``torch.compile``.
         runner: Makes what runs a stage, if that is not torch.

@@ -39,7 +39,7 @@ def rounds_of(
 
     Args:
         pipeline: The pipeline whose schedule runs.
-        numbers: Of the rounds.
+        numbers: Numbers of the rounds to run.
         observers: Called after every round.
 
     Raises:
@@ -104,7 +104,7 @@ def summary(program: Program, found: Figures, number: int) -> Step:
     Args:
         program: What ran.
         found: Figures of the round.
-        number: Of the round.
+        number: Number of the round.
     """
     schedule = program.schedule
     world = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1

@@ -53,7 +53,7 @@ class Watch:
 
     Args:
         store: Shared by all ranks of this attempt, and by no other one.
-        rank: Of this process.
+        rank: Rank of this process.
         world: Number of ranks.
         timeout: How long ranks wait for each other.
     """

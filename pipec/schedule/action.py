@@ -69,8 +69,8 @@ class Action(NamedTuple):
     Attributes:
         stage: Pipeline stage, 0-based.
         kind: What is done.
-        microbatch: Of which microbatch, or None for steps, reductions and weights.
-        replica: On which replica of the stage.
+        microbatch: Its microbatch, or None for steps, reductions and weights.
+        replica: The replica of the stage that does it.
         version: Weight version that is used (F, B, I, W), made (STEP), reduced towards
             (REDUCE_GRAD), carried (SEND_W, RECV_W) or made next (OFFLOAD_O, FETCH_O). Version 0
             is what training starts with.

@@ -36,7 +36,7 @@ def window(make: Callable[[int], Schedule], microbatches: int) -> Schedule:
 
     Args:
         make: The complete schedule of a number of microbatches.
-        microbatches: Of a round.
+        microbatches: Number of microbatches of a round.
 
     Returns:
         The window; its new microbatches are numbered from `Schedule.first` on.

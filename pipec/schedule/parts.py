@@ -22,7 +22,7 @@ def split_stages(schedule: Schedule, parts: int) -> Schedule:
     """The schedule with every stage in ``parts`` consecutive stages on the same device.
 
     Args:
-        schedule: Of compute actions, an update after a flush.
+        schedule: Schedule of compute actions, an update after a flush.
         parts: How many; forwards run through them in order, backwards in reverse.
 
     Raises:

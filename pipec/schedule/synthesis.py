@@ -86,7 +86,7 @@ class Order:
     """An order as it was played.
 
     Attributes:
-        rows: Of (stage, kind, microbatch), one per device.
+        rows: Rows of (stage, kind, microbatch), one per device.
         seconds: When the last of them ends.
         held: Most bytes saved at a time, of all devices together.
     """
@@ -204,8 +204,8 @@ def synthesize(costs: StageCosts, device: Sequence[int], microbatches: int) -> O
     """The fastest order that was found.
 
     Args:
-        costs: Of every stage.
-        device: Of every stage.
+        costs: Costs of every stage.
+        device: Device of every stage.
         microbatches: M.
 
     Raises:
@@ -274,8 +274,8 @@ def least_seconds(costs: StageCosts, device: Sequence[int], microbatches: int) -
     """A time below which no order of these actions ends, whatever it interleaves.
 
     Args:
-        costs: Of every stage.
-        device: Of every stage.
+        costs: Costs of every stage.
+        device: Device of every stage.
         microbatches: M.
     """
     release, tail = _releases(costs, device, microbatches), _tails(costs, device, microbatches)

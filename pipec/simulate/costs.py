@@ -27,7 +27,7 @@ def stage_costs(timeline: Timeline, limits: Sequence[float] = ()) -> dict[str, l
     """The options of `pipec.schedule.generators.synthesized.synthesized` for these stages.
 
     Args:
-        timeline: Of any order with a flush, one stage per device.
+        timeline: Timeline of any order with a flush, one stage per device.
         limits: Bytes of each device; what the stages hold whatever the order is taken off. Empty:
             memory is not limited.
     """

@@ -37,10 +37,10 @@ class Memory:
     """Bytes per stage.
 
     Attributes:
-        weights: Of one version.
-        gradients: Of the gradient accumulators.
-        optimizer: Of the optimizer's state.
-        parameters: Of every trained parameter; replicas share the optimizer's state by whole ones
+        weights: Bytes of one version of the weights.
+        gradients: Bytes of the gradient accumulators.
+        optimizer: Bytes of the optimizer's state.
+        parameters: Bytes of every trained one; replicas share the optimizer's state by whole ones
             (`share_out`), evenly where this is absent.
         saved: What one microbatch's F keeps for the backward on the device, without what is
             offloaded (the H channels say how much that is).
@@ -53,7 +53,7 @@ class Memory:
             what it sent until a reply comes (`pipec.simulate.posted`). 0: buffers are there
             from the send's start, values until its end.
         saved_too: Names of channels whose value the sender saves for its backward anyway.
-        outputs: Of the model's outputs that one microbatch's F makes; they stay until the end.
+        outputs: Bytes of the model's outputs, of one microbatch's F; they stay until the end.
         state_waits: Whether the optimizer's state waits in host memory between steps.
     """
 

@@ -36,7 +36,7 @@ def verify(schedule: Schedule) -> None:
     """Check the six rules above.
 
     Args:
-        schedule: Of compute actions only, or with everything inserted.
+        schedule: Schedule of compute actions only, or with everything inserted.
 
     Raises:
         ScheduleError: With every finding of the first rules that fail, or the shortest cycle of

@@ -47,8 +47,8 @@ class BackendConformance:
     Attributes:
         target: What ``--target`` calls it; it is installed, or registered by `pipec.register`.
         models: Makes the models that it must be able to emit, with one input each.
-        options: Of the compilation, such as ``precision``.
-        run_options: Of `pipec run`.
+        options: Options of the compilation, such as ``precision``.
+        run_options: Options of `pipec run`.
     """
 
     target: ClassVar[str]

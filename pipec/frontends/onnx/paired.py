@@ -87,10 +87,10 @@ class _Pairs:
     """What the nodes so far say about formats.
 
     Attributes:
-        ranks: Of the initialisers, by name.
+        ranks: Ranks of the initialisers, by name.
         taken: Names that new values may not have.
         read: Formats in which values are read, by name.
-        formats: Of quantised values that are computed, by name.
+        formats: Formats of quantised values that are computed, by name.
     """
 
     ranks: dict[str, int]

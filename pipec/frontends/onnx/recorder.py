@@ -34,7 +34,7 @@ class Recorder(TorchDispatchMode):
 
     Attributes:
         graph: What was written down: placeholders and calls in their order.
-        index: Of the ONNX node that is run.
+        index: Index of the ONNX node that is run.
         names: Placeholder to the name of the weight or input that it stands for.
     """
 

@@ -165,7 +165,7 @@ class Assembler:
         """One part.
 
         Args:
-            name: Of the new graph.
+            name: Name of the new graph.
             indices: Nodes that the graph places in this part.
             inputs: ONNX names of what the part is given.
             outputs: ONNX names of what it yields, each once.

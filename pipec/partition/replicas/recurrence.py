@@ -142,8 +142,8 @@ def suffixes(
     """A(m, i) = min over cuts k and replicas q of max(stage(i, k), transfer(k), A(m - q, k)).
 
     Args:
-        stage: Of one stage.
-        transfer: Of every boundary, [cuts].
+        stage: Seconds of one stage.
+        transfer: Seconds of every boundary, [cuts].
         workers: Most components.
         end: The last cut.
         may_begin: Cuts from which a number of components go on to the end.

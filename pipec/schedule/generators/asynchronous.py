@@ -89,7 +89,7 @@ def pipedream_2bw(stages: int, microbatches: int, update_every: int = 0) -> Sche
 
     Args:
         stages: d.
-        microbatches: Of several updates together.
+        microbatches: Number of them, of several updates together.
         update_every: m, at least d; d if 0.
 
     Raises:
@@ -118,7 +118,7 @@ def pipemare(
 
     Args:
         stages: P.
-        microbatches: Of several minibatches together.
+        microbatches: Number of them, of several minibatches together.
         update_every: N, microbatches per minibatch.
         slots: "alternating": 1F1B; the forward of stage i (1-based) is P - i microbatches old.
             "concurrent": each device runs one F and one B at a time (dataflow hardware); it is

@@ -31,7 +31,7 @@ def make_1f1b(stage: int, microbatches: np.ndarray, warm_up: int) -> Ops:
     """Forwards of ``warm_up`` microbatches, then one forward and one backward, then the rest.
 
     Args:
-        stage: Of all actions.
+        stage: Stage of all actions.
         microbatches: What this row handles, in order.
         warm_up: Forwards before the first forward-backward pair.
     """
