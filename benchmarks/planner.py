@@ -105,8 +105,8 @@ def _link(kinds: list[str], rate: float) -> Cluster:
     return Cluster(devices, dict.fromkeys(pairs, Link(rate, 1e-5)))
 
 
-def _fastest(made: Maker, tried: list[Candidate], batch: int) -> float:
-    return explore(made, tried, batch)[0].best.seconds
+def _fastest(maker: Maker, tried: list[Candidate], batch: int) -> float:
+    return explore(maker, tried, batch)[0].best.seconds
 
 
 def explorations() -> None:

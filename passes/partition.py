@@ -332,12 +332,12 @@ def _devices(names: Sequence[str], memory: FloatArray) -> list[Device]:
 
 def _holds(cluster: Cluster, place: Placement, cut: CutResult) -> bool:
     """Whether every device that has several stages has memory for all of them."""
-    held = np.zeros(cluster.size)
+    used = np.zeros(cluster.size)
     for stage, bytes_ in zip(place.forward, cut.memory_bytes, strict=True):
-        held[list(stage)] += bytes_
-    several = np.bincount([d for stage in place.forward for d in stage], minlength=len(held)) > 1
+        used[list(stage)] += bytes_
+    several = np.bincount([d for stage in place.forward for d in stage], minlength=len(used)) > 1
     limit = np.array([d.memory_bytes for d in cluster.devices])
-    return bool((held <= limit)[several].all())
+    return bool((used <= limit)[several].all())
 
 
 def _count_beside(place: Placement) -> IntArray:

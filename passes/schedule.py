@@ -56,10 +56,10 @@ class SchedulePass(Pass):
         if self.generator == "fastest" and plan.trains:
             return self._explore(plan)
         name = "inference" if self.generator == "fastest" else with_replicas(self.generator, plan)
-        made = self._make(name, plan)
-        check_placement(plan, made)
-        plan = save_to_host(plan, made)
-        return plan.replace(schedule=complete(made, plan))
+        schedule = self._make(name, plan)
+        check_placement(plan, schedule)
+        plan = save_to_host(plan, schedule)
+        return plan.replace(schedule=complete(schedule, plan))
 
     def _make(self, name: str, plan: Plan) -> Schedule:
         """The order of compute actions; a generator that asks for costs gets the plan's."""
@@ -73,14 +73,14 @@ class SchedulePass(Pass):
     def _explore(self, plan: Plan) -> Plan:
         """The plan with the best schedule and what was tried to find it."""
         streams = all(d.streams for d in plan.cluster.devices)
-        made: dict[str, Schedule | PipecError] = {}
+        tried: dict[str, Schedule | PipecError] = {}
         for name in STREAMING if streams else (*SYNCHRONOUS, SYNTHESIZED):
             try:
-                made[name] = complete(self._make(name, plan), plan)
+                tried[name] = complete(self._make(name, plan), plan)
             except PipecError as error:
-                made[name] = error
-        explored = choose_schedule(_time_stages(plan), made)
-        chosen = made[explored[0].schedule]
+                tried[name] = error
+        explored = choose_schedule(_time_stages(plan), tried)
+        chosen = tried[explored[0].schedule]
         assert isinstance(chosen, Schedule)
         return plan.replace(schedule=chosen, explored=explored)
 

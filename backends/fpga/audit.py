@@ -29,8 +29,8 @@ def differences(stage: Path) -> Iterator[str]:
     """
     record = read_record(stage)
     design = design_of(record)
-    made = json.loads(json.dumps(stage_record(design)))
-    for key, want in made.items():
+    rebuilt = json.loads(json.dumps(stage_record(design)))
+    for key, want in rebuilt.items():
         if record.get(key) != want:
             yield f"stage.json: {key} is not what the rest of it gives"
     writers = {s: e.name for e in design.engines for s in e.outputs}
@@ -39,21 +39,21 @@ def differences(stage: Path) -> Iterator[str]:
         ends = writers.get(stream.name), readers.get(stream.name)
         if ends != (stream.producer, stream.consumer):
             yield f"stage.json: {stream.name} is not between the engines that it says"
-    held = {path.stem for path in (stage / "src/weights").glob("*.bin")}
+    files = {path.stem for path in (stage / "src/weights").glob("*.bin")}
     for name in tables_of(design):
-        if name not in held:
+        if name not in files:
             yield f"stage.json: the table {name} is in no file"
     yield from _texts(stage, texts_of(design, convert(record["site"], Site)))
 
 
 def _texts(stage: Path, texts: Mapping[str, str]) -> Iterator[str]:
     """Of the code that boards are made of."""
-    made = {name: text for name, text in texts.items() if name.startswith(_CODE)}
+    code = {name: text for name, text in texts.items() if name.startswith(_CODE)}
     files = (path for folder in _CODE for path in (stage / folder).rglob("*.*"))
     for path in sorted(p for p in files if p.suffix in (".h", ".cpp")):
-        if path.relative_to(stage).as_posix() not in made:
+        if path.relative_to(stage).as_posix() not in code:
             yield f"{path.relative_to(stage)}: there is no such file in this stage"
-    for name, text in made.items():
+    for name, text in code.items():
         lines = zip_longest(_read_text(stage / name).splitlines(), text.splitlines())
         for number, (got, want) in enumerate(lines, 1):
             if got != want:

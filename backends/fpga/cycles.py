@@ -53,11 +53,11 @@ def steady_state(
     Raises:
         BackendError: The network deadlocks.
     """
-    held, capped = initial or {}, dict(depths)
+    tokens, capped = initial or {}, dict(depths)
     for process in processes:
         own = in_flight(process, rigid=rigid)
         for name, per_frame in writes(process).items():
-            slots = max(2 * per_frame + held.get(name, 0), 1)
+            slots = max(2 * per_frame + tokens.get(name, 0), 1)
             capped[name] = min(depths.get(name, 1), slots - own)
     while True:
         try:

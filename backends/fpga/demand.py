@@ -96,7 +96,7 @@ class Option:
         dsp: Slices; ``lut`` and ``ff`` without memories, ``bram`` block RAMs of adapters alone.
         rates: Beats per cycle of every client of a memory port.
         items: Memories.
-        held: Memory for what about waits in FIFOs since blocks of vectors are gathered.
+        fifos: FIFOs for about what waits while blocks of vectors are gathered.
         ported: Whether memory outside of the chip is read or written.
     """
 
@@ -107,7 +107,7 @@ class Option:
     bram: float = 0.0
     rates: list[float] = field(default_factory=list)
     items: list[Item] = field(default_factory=list)
-    held: tuple[Item, ...] = ()
+    fifos: tuple[Item, ...] = ()
     ported: bool = False
 
     def sum_fixed(self, period: int) -> tuple[float, ...]:
@@ -235,7 +235,7 @@ class Demand:
         kind of memory. If options are ``whole``, LUTs count most, too.
         """
         options = [o for g in self.groups for o in g.options]
-        items = [(k, item) for k, o in enumerate(options) for item in (*o.items, *o.held)]
+        items = [(k, item) for k, o in enumerate(options) for item in (*o.items, *o.fifos)]
         count, limit = len(options), np.append(room.most - room.shell, room.lut_memory)
         use = np.zeros((len(limit), count + 3 * len(items)))
         use[:-1, :count] = np.array([o.sum_fixed(room.period) for o in options]).T
@@ -387,8 +387,8 @@ class Demands:
                 assert isinstance(layer.nest, Mvu)
                 results = block * layer.channels * bits_of(layer.dtype or self.precision)
                 words = int(results + self._beside[name] * block / layer.nest.n) // _WORD
-                held = (Item(name, "fifo", _WORD, words),) if words else ()
-                self._options[engines] = option = Option(block, held=held, ported=True)
+                fifos = (Item(name, "fifo", _WORD, words),) if words else ()
+                self._options[engines] = option = Option(block, fifos=fifos, ported=True)
                 for engine in engines:
                     option.add(engine)
                     if isinstance(engine.nest, Load):

@@ -48,36 +48,36 @@ def build_for(
 ) -> Built:
     """The engines of a layer folded for a target; those of a form seen before are ``known``."""
     dtype = layer.arithmetic(dtype)
-    made = layer.nest.fold(layer, target, dtype, block)
-    if (layer.name, made) not in known:
-        known[layer.name, made] = build(layer, made, dtype)
-    return known[layer.name, made]
+    form = layer.nest.fold(layer, target, dtype, block)
+    if (layer.name, form) not in known:
+        known[layer.name, form] = build(layer, form, dtype)
+    return known[layer.name, form]
 
 
-def build(layer: Layer, made: Folded, dtype: str) -> Built:
+def build(layer: Layer, form: Folded, dtype: str) -> Built:
     """The engines of a layer: a window generator, the one that computes, a reader of weights."""
     if isinstance(layer.nest, Swg):
-        swg, windows = swg_of(layer, layer.nest, made, dtype)
-        return Built((swg,), (), windows, layer.lanes_of(made))
-    name = f"{layer.name}_{made.nest.label or made.nest.kind()}"
+        swg, windows = swg_of(layer, layer.nest, form, dtype)
+        return Built((swg,), (), windows, layer.lanes_of(form))
+    name = f"{layer.name}_{form.nest.label or form.nest.kind()}"
     inputs = tuple(f"{layer.name}_in{k}" for k in range(len(layer.inputs)))
     before: tuple[Engine, ...] = ()
     streams: tuple[Stream, ...] = ()
     if layer.window is not None:
-        swg, windows = swg_of(layer, layer.window, made, dtype)
+        swg, windows = swg_of(layer, layer.window, form, dtype)
         before, streams = (swg,), (dataclasses.replace(windows, consumer=name),)
         inputs = (windows.name, *inputs[1:])
     out = Stream(
-        f"{layer.name}_out", layer.rows // made.merged, layer.channels * made.merged, made.lanes,
-        layer.dtype or made.dtype or dtype, producer=name,
+        f"{layer.name}_out", layer.rows // form.merged, layer.channels * form.merged, form.lanes,
+        layer.dtype or form.dtype or dtype, producer=name,
     )  # fmt: skip
     engine = Engine(
-        name, made.nest, inputs, (out.name,), made.ii, made.depth, made.weights,
-        node=layer.node, origin=layer.origin, **_numbers(layer, made.dtype or dtype),
+        name, form.nest, inputs, (out.name,), form.ii, form.depth, form.weights,
+        node=layer.node, origin=layer.origin, **_numbers(layer, form.dtype or dtype),
     )  # fmt: skip
-    found = Built((*before, engine), streams, out, layer.lanes_of(made))
-    if isinstance(made.nest, Mvu) and made.nest.streamed:
-        return _with_load(layer, found, made.nest)
+    found = Built((*before, engine), streams, out, layer.lanes_of(form))
+    if isinstance(form.nest, Mvu) and form.nest.streamed:
+        return _with_load(layer, found, form.nest)
     return found
 
 
@@ -92,28 +92,28 @@ def _numbers(layer: Layer, dtype: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def swg_of(layer: Layer, window: Window, made: Folded, dtype: str) -> tuple[Engine, Stream]:
+def swg_of(layer: Layer, window: Window, form: Folded, dtype: str) -> tuple[Engine, Stream]:
     """The window generator of a layer, and the stream of windows.
 
     Engines with a kernel per channel take the windows of one token after the other.
     """
-    lanes, dtype = layer.lanes_of(made)[0], layer.inputs[0].dtype if layer.dtype else dtype
+    lanes, dtype = layer.lanes_of(form)[0], layer.inputs[0].dtype if layer.dtype else dtype
     nest, taps = layer.nest, window.taps
     groups = nest.groups if isinstance(nest, Product) else int(isinstance(nest, Swg))
     channels = window.cf // max(groups, 1)
     cf = max(groups, 1) * ceil_div(channels, lanes)
     assert isinstance(window, Swg)
     generator = dataclasses.replace(
-        window, cf=cf, lanes=lanes, groups=groups or cf, kp=made.kp,
+        window, cf=cf, lanes=lanes, groups=groups or cf, kp=form.kp,
         pad_value=nest.outside,
     )  # fmt: skip
     pixels = window.batch * window.oh * window.ow
-    if made.kp == 1 and groups:
+    if form.kp == 1 and groups:
         rows, width = pixels * groups * taps, channels
     else:
-        rows, width = pixels * cf * taps // made.kp, lanes * made.kp
+        rows, width = pixels * cf * taps // form.kp, lanes * form.kp
     name = f"{layer.name}_swg"
-    windows = Stream(f"{layer.name}_windows", rows, width, lanes * made.kp, dtype, producer=name)
+    windows = Stream(f"{layer.name}_windows", rows, width, lanes * form.kp, dtype, producer=name)
     engine = Engine(
         name, generator, (f"{layer.name}_in0",), (windows.name,), depth=3, dtype=dtype,
         node=layer.node, origin=layer.origin,
@@ -121,9 +121,9 @@ def swg_of(layer: Layer, window: Window, made: Folded, dtype: str) -> tuple[Engi
     return engine, windows
 
 
-def _with_load(layer: Layer, made: Built, nest: Mvu) -> Built:
+def _with_load(layer: Layer, built: Built, nest: Mvu) -> Built:
     """The same with its weights read from DDR by a LOAD engine."""
-    *before, mvu = made.engines
+    *before, mvu = built.engines
     words, lanes = nest.groups * nest.nf * nest.sf, nest.pe * nest.simd
     matrix, *tables = mvu.weights
     stored = Weight(
@@ -142,7 +142,7 @@ def _with_load(layer: Layer, made: Built, nest: Mvu) -> Built:
         node=layer.node, origin=layer.origin,
     )  # fmt: skip
     fed = dataclasses.replace(mvu, inputs=(*mvu.inputs, stream.name), weights=tuple(tables))
-    return Built((*before, load, fed), (*made.streams, stream), made.output, made.reads)
+    return Built((*before, load, fed), (*built.streams, stream), built.output, built.reads)
 
 
 WIRE_BITS = 512
@@ -257,7 +257,7 @@ def design_at(
     Returns:
         The design; FIFO depths are not yet chosen.
     """
-    made, blocks, known = _Assembly(), streamed or {}, {} if built is None else built
+    parts, blocks, known = _Assembly(), streamed or {}, {} if built is None else built
     engines = {y.name: build_for(y, target, dtype, blocks.get(y.name, 0), known)
                for y in network.layers}  # fmt: skip
     readers = _readers(network, engines)
@@ -273,12 +273,12 @@ def design_at(
             continue
         if len(found) == 1 and _same_tokens(wire, found[0]):
             inputs[-1] = _port(port, found[0].name)
-        made.connect(wire, found, (port.node, f"input {port.value}"))
+        parts.connect(wire, found, (port.node, f"input {port.value}"))
     for layer in network.layers:
-        made.add(layer, engines[layer.name], readers[layer.name])
+        parts.add(layer, engines[layer.name], readers[layer.name])
     outputs = tuple(_port(p, f"out_{k}_{p.node}") for k, p in enumerate(network.outputs))
     return StageDesign(
-        name, tuple(made.engines.values()), made.streams, tuple(inputs), outputs, precision=dtype
+        name, tuple(parts.engines.values()), parts.streams, tuple(inputs), outputs, precision=dtype
     )
 
 

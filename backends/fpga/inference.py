@@ -146,12 +146,12 @@ def allow_golden(design: StageDesign, golden: Golden, tolerance: float) -> float
         if dtype == "float32" or not want.dtype.is_floating_point:
             continue
         want = want.float()[want.isfinite()]
-        kept = round_to(want, dtype)
-        if not kept.any():
+        stored = round_to(want, dtype)
+        if not stored.any():
             continue
-        rounded = float((kept - saturate(want, dtype)).abs().max())
+        rounded = float((stored - saturate(want, dtype)).abs().max())
         allowed = tolerance * float(want.abs().max()) + rounded
-        found = max(found, allowed / float(kept.abs().max()))
+        found = max(found, allowed / float(stored.abs().max()))
     return min(1.0, found)
 
 

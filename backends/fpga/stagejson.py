@@ -76,8 +76,8 @@ def _record(of: object) -> Json:
         inside = found
         for key in outer:
             inside = inside.setdefault(key, {})
-        made = _MADE.get((kind, attribute))
-        value = getattr(of, attribute) if made is None else made(of)
+        write = _WRITERS.get((kind, attribute))
+        value = getattr(of, attribute) if write is None else write(of)
         if value or not optional:
             inside[last] = _plain(value)
     return found
@@ -106,7 +106,7 @@ def _table(table: Runs) -> list[object]:
     ]
 
 
-_MADE: dict[tuple[type, str], Callable[[Any], object]] = {
+_WRITERS: dict[tuple[type, str], Callable[[Any], object]] = {
     (StageDesign, "bottleneck"): lambda design: dict(
         zip(("engine", "cycles"), reversed(busiest(design)), strict=True)
     ),
@@ -189,8 +189,8 @@ def _make(kind: type[T], record: Json, **known: Any) -> T:
 def nest_of(record: Json) -> Nest:
     """The nest of an engine in ``stage.json``."""
     values = record["nest"].items()
-    given = {k: float(v) if v in ("inf", "-inf") else v for k, v in values}
-    found: Nest = convert(given, Nest.KINDS[record["kind"]])
+    fields = {k: float(v) if v in ("inf", "-inf") else v for k, v in values}
+    found: Nest = convert(fields, Nest.KINDS[record["kind"]])
     return found
 
 

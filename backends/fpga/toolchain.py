@@ -68,12 +68,12 @@ def compile_cached(
     Raises:
         BackendError: It is not installed, or refuses what it is given.
     """
-    made = workspace() / name
-    if not made.exists():
-        half = made.with_suffix(f".{threading.get_ident()}")
+    path = workspace() / name
+    if not path.exists():
+        half = path.with_suffix(f".{threading.get_ident()}")
         done = run_command([compiler(), *arguments, "-o", half], cwd=where)
         if done.returncode != 0:
             output = "\n" + "\n".join(done.stderr.splitlines()[:20])
             raise BackendError(f"{what} does not compile", where=where, got=output)
-        half.replace(made)
-    return made
+        half.replace(path)
+    return path

@@ -63,16 +63,16 @@ class StageExporter:
         if key not in self._templates:
             self._templates[key] = _template(with_outputs(graph, outputs))
         template = self._templates[key]
-        held = {graph.inputs[k].name: value for k, value in template.weights.items()}
+        weights = {graph.inputs[k].name: value for k, value in template.weights.items()}
         inputs = [i.name for i in graph.inputs if not i.kind.is_weight]
         first = {o.node: o.name for o in outputs}
-        free = apart({o.name: first[o.node] for o in own}, [*inputs, *held])
-        _rename(template.model, inputs, [free[o.name] for o in outputs], held)
+        free = apart({o.name: first[o.node] for o in own}, [*inputs, *weights])
+        _rename(template.model, inputs, [free[o.name] for o in outputs], weights)
         proto = ir.to_proto(template.model)
         _strip(proto)
         return (
             proto,
-            {name: graph.weights[name] for name in held},
+            {name: graph.weights[name] for name in weights},
             Names({n: n for n in inputs}, free),
         )
 
@@ -146,9 +146,9 @@ def _rename(
         *zip(graph.outputs, outputs, strict=True),
         *((value, name) for name, value in weights.items()),
     ]
-    held = {id(value) for value, _ in fixed}
-    inner = [v for n in graph.all_nodes() for v in n.outputs if id(v) not in held]
-    inner += [v for v in graph.initializers.values() if id(v) not in held]
+    fixed_ids = {id(value) for value, _ in fixed}
+    inner = [v for n in graph.all_nodes() for v in n.outputs if id(v) not in fixed_ids]
+    inner += [v for v in graph.initializers.values() if id(v) not in fixed_ids]
     taken = {name for _, name in fixed}
     for k, value in enumerate(inner):
         if value.name in taken:

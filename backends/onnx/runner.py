@@ -46,8 +46,8 @@ def onnx_runner(path: Path, names: Names, graph: Graph) -> StageRunner:
             got=", ".join((*names.inputs, *names.outputs)),
             want=", ".join((*wanted, *types)),
         )
-    held = [{v.name for v in ends} for ends in (engine.get_inputs(), engine.get_outputs())]
-    for ends, own in zip(held, (names.inputs, names.outputs), strict=True):
+    ports = [{v.name for v in ends} for ends in (engine.get_inputs(), engine.get_outputs())]
+    for ends, own in zip(ports, (names.inputs, names.outputs), strict=True):
         if not ends >= {*own.values()}:
             raise BackendError(
                 "a stage's names are not those of its file", where=path, got=own, want=ends

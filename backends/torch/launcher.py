@@ -85,8 +85,8 @@ def _inputs(graph: Graph) -> str:
         t = tensor(graph.node(i.node))
         size = repr(tuple(t.shape))
         if t.is_floating_point():
-            made = f"torch.randn({size}, generator=generator, dtype={t.dtype})"
+            value = f"torch.randn({size}, generator=generator, dtype={t.dtype})"
         else:
-            made = f"torch.randint(0, 2, {size}, generator=generator).to({t.dtype})"
-        lines.append(f"        {i.name!r}: {made},")
+            value = f"torch.randint(0, 2, {size}, generator=generator).to({t.dtype})"
+        lines.append(f"        {i.name!r}: {value},")
     return "\n".join(lines).replace("'", '"')

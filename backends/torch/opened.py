@@ -66,8 +66,8 @@ def _trace_sizes(model: Loaded, axes: Axes) -> tuple[list[Graph], Sequence[Sizes
                 shapes = axes.shapes(planned, sizes)
                 graph = model.resized({n: tuple(s) for n, s in shapes.items()})
                 constants = {i.name for i in graph.inputs_of(InputKind.CONSTANT)}
-                kept = {n: t for n, t in graph.weights.items() if n in constants}
-                graphs.append(graph.replace(weights=kept))
+                left = {n: t for n, t in graph.weights.items() if n in constants}
+                graphs.append(graph.replace(weights=left))
         except PipecError as error:
             errors.append(error)
             continue

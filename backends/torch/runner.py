@@ -27,23 +27,23 @@ def stage_runner(
         From user inputs and values by name to outputs and values by name. Gradients are off; the
         weights are never written.
     """
-    held = {i.node: weights[i.name] for i in graph.inputs if i.kind.is_weight}
-    given = {i.name: tensor(graph.node(i.node)) for i in graph.inputs if i.node not in held}
-    modules = {tuple(tuple(t.shape) for t in given.values()): graph.module}
+    by_node = {i.node: weights[i.name] for i in graph.inputs if i.kind.is_weight}
+    fakes = {i.name: tensor(graph.node(i.node)) for i in graph.inputs if i.node not in by_node}
+    modules = {tuple(tuple(t.shape) for t in fakes.values()): graph.module}
 
     def module(inputs: Mapping[str, torch.Tensor]) -> torch.fx.GraphModule:
-        shapes = {name: tuple(inputs[name].shape) for name in given}
+        shapes = {name: tuple(inputs[name].shape) for name in fakes}
         key = tuple(shapes.values())
         if key not in modules and sized is not None:
             modules[key] = resize_graph(graph, sized, shapes).module
         return modules.get(key, graph.module)
 
     def run(inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        missing = [i.name for i in graph.inputs if i.node not in held and i.name not in inputs]
+        missing = [i.name for i in graph.inputs if i.node not in by_node and i.name not in inputs]
         if missing:
             where = type(graph.module).__name__
             raise BackendError("a stage lacks inputs", where=where, got=", ".join(missing))
-        args = [held[i.node] if i.node in held else inputs[i.name] for i in graph.inputs]
+        args = [by_node[i.node] if i.node in by_node else inputs[i.name] for i in graph.inputs]
         try:
             with torch.no_grad():
                 results = module(inputs)(*args)

@@ -279,8 +279,8 @@ def _run_all(commands: Sequence[Sequence[str | Path]], stages: Sequence[CSimulat
         for end in as_completed(ends):
             k = ends[end]
             if problem is None and running[k].returncode != 0:
-                code, said = running[k].returncode, end.result()[1]
-                problem = csim_error(stages[k].stage, code, said, " while all stages ran")
+                code, output = running[k].returncode, end.result()[1]
+                problem = csim_error(stages[k].stage, code, output, " while all stages ran")
                 for process in running:
                     process.kill()
     if problem is not None:

@@ -45,7 +45,7 @@ def numbering(design: StageDesign) -> tuple[str, ...]:
 
 def facts(design: StageDesign) -> dict[str, Any]:
     """The facts that any template may print: of the stage, its board, ports and memory."""
-    ports, given = [*ports_of(design).values()], arguments(design)
+    ports, scalars = [*ports_of(design).values()], arguments(design)
     memory = {p.port.engine: p.name for p in pointers(design) if p.port is not None}
     return {
         "design": design,
@@ -59,8 +59,8 @@ def facts(design: StageDesign) -> dict[str, Any]:
         "outputs": [p for p in ports if not p.is_input],
         "pointers": pointers(design),
         "tables": on_chip(design),
-        "arguments": given,
-        "inner": [a for a in given if not a[1].startswith(("load_tables", "tables_"))],
+        "arguments": scalars,
+        "inner": [a for a in scalars if not a[1].startswith(("load_tables", "tables_"))],
         "numbering": numbering(design),
         "headers": headers(design),
         "calls": [call_of(engine, memory.get(engine.name)) for engine in design.engines],

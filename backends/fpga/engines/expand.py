@@ -53,9 +53,9 @@ class Spread(Nest):
 
     def runs(self, ii: int, inputs: int) -> Runs:
         full, rest = divmod(self.w, self.sw)
-        kept, zeros = Run(self.cf, ii, 1, 1), Run((self.sw - 1) * self.cf, ii, 0, 1)
-        tail = (kept, Run((rest - 1) * self.cf, ii, 0, 1)) if rest else ()
-        row = (Loop(full, (kept, zeros)), *tail)
+        pixel, zeros = Run(self.cf, ii, 1, 1), Run((self.sw - 1) * self.cf, ii, 0, 1)
+        tail = (pixel, Run((rest - 1) * self.cf, ii, 0, 1)) if rest else ()
+        row = (Loop(full, (pixel, zeros)), *tail)
         blank = self.w * self.cf
         rows, left = divmod(self.h, self.sh)
         image: list[Run | Loop] = [Loop(rows, (*row, Run((self.sh - 1) * blank, ii, 0, 1)))]

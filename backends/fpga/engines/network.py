@@ -364,8 +364,8 @@ class Builder:
         if pieces is None:
             raise UnsupportedError("a broadcast over a mixed element order")
         strides = strides_of(shape)
-        kept = [(size, step * strides[axis]) for axis, size, step in pieces if shape[axis] > 1]
-        small = self.reorder(node, small, View(small.view.shape, merge(kept)), small.channels)
+        atoms = [(size, step * strides[axis]) for axis, size, step in pieces if shape[axis] > 1]
+        small = self.reorder(node, small, View(small.view.shape, merge(atoms)), small.channels)
         sizes = [size if shape[axis] > 1 else 1 for axis, size, _ in pieces]
         runs = groupby(range(len(pieces)), key=lambda k: sizes[k] > 1)
         missing = [list(run) for present, run in runs if not present]

@@ -57,8 +57,8 @@ class Where(Rows):
         return (self.lanes * dsp, self.lanes * (lut + bits_of(dtype)))
 
     def unit(self, engine: Engine) -> Unit:
-        given = {k: k for k in self.streams}
-        texts = (given.get(k) or literal(getattr(self, k), engine.dtype) for k in "abxy")
+        names = {k: k for k in self.streams}
+        texts = (names.get(k) or literal(getattr(self, k), engine.dtype) for k in "abxy")
         a, b, x, y = (f"real_t<T>({text})" for text in texts)
         parameters = ", ".join(f"real_t<T> {k}" for k in self.streams)
         body = [f"return {a} {OPERATORS[self.op]} {b} ? {x} : {y};"]

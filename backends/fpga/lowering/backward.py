@@ -328,8 +328,8 @@ def embedding_backward(
     if padding < 0:
         return found
     ends = (0, padding), (padding + 1, rows)
-    kept = [[aten.slice.Tensor(found, 0, a, b)] if a < b else [] for a, b in ends]
-    return torch.cat([*kept[0], aten.full.default([1, width], 0.0), *kept[1]], 0)
+    slices = [[aten.slice.Tensor(found, 0, a, b)] if a < b else [] for a, b in ends]
+    return torch.cat([*slices[0], aten.full.default([1, width], 0.0), *slices[1]], 0)
 
 
 def slice_backward(

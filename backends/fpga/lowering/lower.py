@@ -84,14 +84,14 @@ def lower(
         outputs, problems = _outputs(builder)
         if not problems:
             layers = tuple(builder.layers.values())
-            given = {i.name for i in graph.inputs_of(InputKind.INPUT)}
-            ports = (_widen(p, layers) if p.value in given else p for p in inputs)
+            names = {i.name for i in graph.inputs_of(InputKind.INPUT)}
+            ports = (_widen(p, layers) if p.value in names else p for p in inputs)
             network = Network(layers, tuple(ports), tuple(outputs), builder.named)
             return set_types(network, builder, own, types or {}) if own else network
-    shown = "".join(f"\n    {p}" for p in problems[:20])
+    lines = "".join(f"\n    {p}" for p in problems[:20])
     raise BackendError(
         f"{len(problems)} node(s) have no FPGA engine",
-        got=shown,
+        got=lines,
         hint=_HINT_QUANTISED
         if any(n.target in QUANTISED for n in graph.calls)
         else "cut these nodes onto another target, or replace the op in the model",

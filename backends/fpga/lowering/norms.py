@@ -88,8 +88,8 @@ def rows_through(
     """
     row = math.prod(value.view.shape[axis] for axis in axes)
     rows, cin = value.view.numel // row, value.channels if row % value.channels == 0 else row
-    given: dict[str, Any] = {k: table is not None for k, table in (tables or {}).items()}
-    nest = Norm(rows, cin, row // cin, op=op, **given, **fields)
+    flags: dict[str, Any] = {k: table is not None for k, table in (tables or {}).items()}
+    nest = Norm(rows, cin, row // cin, op=op, **flags, **fields)
     uses = tuple(v.use(cin) for v in (dy, value) if v is not None)
     return b.put(nest, node, uses, value.view, cin, tables=tables)
 

@@ -36,10 +36,10 @@ _SAME = ("reshape", "view", "_unsafe_view", "squeeze", "unsqueeze", "clone", "al
 def reshape(b: Builder, node: fx.Node) -> Value:
     """The same elements in the same order under another shape."""
     source, shape = cast("fx.Node", node.args[0]), shape_of(node)
-    held = b.values.get(source)
+    before = b.values.get(source)
     maps_stay = len(shape) >= 3 and shape[-2:] == shape_of(source)[-2:]
-    if held is not None and held.padding is not None and maps_stay:  # it lies around the maps
-        return held.reshape((*shape[:-2], *held.view.shape[-2:]))
+    if before is not None and before.padding is not None and maps_stay:  # it lies around the maps
+        return before.reshape((*shape[:-2], *before.view.shape[-2:]))
     value = b.value(source)
     if node.kwargs.get("memory_format") is torch.channels_last:
         value = b.to_standard(node, value)

@@ -120,7 +120,7 @@ def set_types(network: Network, b: Builder, own: OwnTypes, arriving: Mapping[str
 
     ``arriving`` has those in which another stage sends a value, by name.
     """
-    nodes, made = b.graph.nodes, dict[tuple[Use, str], Use]()
+    nodes, casts = b.graph.nodes, dict[tuple[Use, str], Use]()
     types = {p.use.edge: arriving.get(p.value, p.use.dtype) for p in network.inputs}
     layers = list[Layer]()
 
@@ -129,14 +129,14 @@ def set_types(network: Network, b: Builder, own: OwnTypes, arriving: Mapping[str
         use = dataclasses.replace(use, dtype=types[use.edge])
         if use.dtype in ("int32", dtype):
             return use
-        if (use, dtype) not in made:
-            name, copy = f"{layer.name}_cast{len(made)}", Map(use.rows, use.channels)
+        if (use, dtype) not in casts:
+            name, copy = f"{layer.name}_cast{len(casts)}", Map(use.rows, use.channels)
             layers.append(
                 Layer(name, layer.node, layer.origin, (use,), use.rows, use.channels, copy,
                       dtype=dtype)
             )  # fmt: skip
-            made[use, dtype] = Use(name, use.rows, use.channels, dtype)
-        return made[use, dtype]
+            casts[use, dtype] = Use(name, use.rows, use.channels, dtype)
+        return casts[use, dtype]
 
     for layer in network.layers:
         dtype, inputs = layer.dtype, layer.inputs

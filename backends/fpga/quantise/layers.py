@@ -114,8 +114,8 @@ def _product_with_constants(nest: Mvu | Vvu, layer: Layer) -> Layer:
     """Integers for weights whose leading axes are those of the bias."""
     shape = (nest.groups, nest.rows) if isinstance(nest, Mvu) else (nest.channels,)
     weight = np.asarray(layer.tables["weight"].values(), dtype=np.float64)
-    given = layer.tables.get("bias", Table(lambda: np.zeros(shape)))
-    bias = np.asarray(given.values()).reshape(shape)
+    table = layer.tables.get("bias", Table(lambda: np.zeros(shape)))
+    bias = np.asarray(table.values()).reshape(shape)
     reads, writes = _formats(layer)
     over = tuple(range(bias.ndim, weight.ndim))
     scale = weight_scale(weight, over, np.abs(bias) / reads.scale)
@@ -126,7 +126,7 @@ def _product_with_constants(nest: Mvu | Vvu, layer: Layer) -> Layer:
     if int((np.abs(whole).sum(over) * 128 + np.abs(offset)).max(initial=0)) > _SUM_LIMIT:
         raise _error(layer, "sums of 8-bit products do not fit 32 bits")
     factors, shift = multipliers(scale * (reads.scale / writes.scale))
-    words = Table(lambda: pack(offset, factors), given.sources)
+    words = Table(lambda: pack(offset, factors), table.sources)
     raw = whole.astype(kind)
     whole_weight = Table(lambda: raw, layer.tables["weight"].sources, kind)
     return _rescale(layer, writes, shift, table=words).with_tables(weight=whole_weight)

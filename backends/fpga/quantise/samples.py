@@ -61,8 +61,8 @@ def held_out_frames(plan: Plan) -> list[dict[str, Tensor]]:
 
 
 def _of_file(plan: Plan) -> list[dict[str, Tensor]] | None:
-    given = str(plan.options.get("calibrate", RANDOM))
-    return None if given == RANDOM else _read_npz(Path(given), plan.graph)
+    source = str(plan.options.get("calibrate", RANDOM))
+    return None if source == RANDOM else _read_npz(Path(source), plan.graph)
 
 
 def _random(plan: Plan, seed: int, count: int) -> list[dict[str, Tensor]]:
@@ -100,8 +100,8 @@ def read_kept(directory: Path, number: int) -> dict[str, Tensor] | None:
 
 def source_of(plan: Plan) -> str:
     """The inputs that ranges were taken from, in words."""
-    given = str(plan.options.get("calibrate", RANDOM))
-    return f"random inputs ({_DRAWN} frames)" if given == RANDOM else f"inputs of {given}"
+    source = str(plan.options.get("calibrate", RANDOM))
+    return f"random inputs ({_DRAWN} frames)" if source == RANDOM else f"inputs of {source}"
 
 
 def random_frames(
@@ -127,15 +127,15 @@ def inputs_of(graph: Graph) -> dict[str, Tensor]:
 
 
 def _draw(
-    like: Tensor, given: tuple[float, float] | None, below: int, generator: torch.Generator
+    like: Tensor, limits: tuple[float, float] | None, below: int, generator: torch.Generator
 ) -> Tensor:
     shape = tuple(like.shape)
     if like.dtype.is_floating_point:
-        if given is None or given[0] == given[1]:
+        if limits is None or limits[0] == limits[1]:
             return torch.randn(shape, generator=generator).to(like.dtype)
         uniform = torch.rand(shape, generator=generator, dtype=torch.float64)
-        return (given[0] + (given[1] - given[0]) * uniform).to(like.dtype)
-    low, high = (0, below - 1) if given is None else (int(given[0]), int(given[1]))
+        return (limits[0] + (limits[1] - limits[0]) * uniform).to(like.dtype)
+    low, high = (0, below - 1) if limits is None else (int(limits[0]), int(limits[1]))
     if like.dtype is torch.bool:
         low, high = 0, 1
     return torch.randint(low, high + 1, shape, generator=generator).to(like.dtype)

@@ -118,9 +118,9 @@ def slots_of(
 
     Slots are N + D, or N behind a rigid pipeline. Arguments are those of `simulate`.
     """
-    held, read = initial or {}, {s for p in processes for s in p.inputs}
+    tokens, read = initial or {}, {s for p in processes for s in p.inputs}
     return {
-        s: (depths[s] + in_flight(p, rigid=rigid), held.get(s, 0))
+        s: (depths[s] + in_flight(p, rigid=rigid), tokens.get(s, 0))
         for p in processes
         for s in p.outputs
         if s in read

@@ -138,10 +138,10 @@ def emit_training(plan: Plan, directory: Path) -> None:
     stages = make_stages(plan)
     golden = golden_training(plan.graph, stages, random_frames(plan.graph, SEED)[0])
     folders = folders_of(plan, directory)
-    held = in_flight(plan.schedule) if plan.schedule is not None else ()
+    needs = in_flight(plan.schedule) if plan.schedule is not None else ()
     # the mean of the gradients over the microbatches of the schedule
     sgd = Sgd(scale=1.0 / (plan.schedule.microbatches if plan.schedule is not None else 1))
-    for k, (stage, need) in enumerate(zip_longest(stages, held)):
+    for k, (stage, need) in enumerate(zip_longest(stages, needs)):
         if need is not None and need.most > stage.sets:
             raise BackendError(
                 "the schedule keeps more microbatches in flight than a stage has room for",

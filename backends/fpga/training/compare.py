@@ -114,19 +114,19 @@ def _find_trained(stage: StageProgram) -> tuple[str, ...]:
 
 def _update(source: Graph, sums: Tensors, settings: Mapping[str, float]) -> list[Tensors]:
     """The parameters after each update, by torch.optim.SGD."""
-    held = {n: torch.nn.Parameter(source.weights[n].detach().clone()) for n in sums}
-    if not held:
+    params = {n: torch.nn.Parameter(source.weights[n].detach().clone()) for n in sums}
+    if not params:
         return []
     optimizer = torch.optim.SGD(
-        held.values(),
+        params.values(),
         lr=settings["rate"],
         momentum=settings["momentum"],
         weight_decay=settings["decay"],
     )
     found = []
     for _ in range(UPDATES):
-        for name, parameter in held.items():
+        for name, parameter in params.items():
             parameter.grad = settings["scale"] * sums[name]
         optimizer.step()
-        found.append({n: p.detach().clone() for n, p in held.items()})
+        found.append({n: p.detach().clone() for n, p in params.items()})
     return found

@@ -217,7 +217,7 @@ def kernels_on(
     f, b = networks
     both = Network(f.layers + b.layers, f.inputs + b.inputs, f.outputs + b.outputs)
     sums = {gradient_name(n): gradient_sum(n) for n in phases.trained}
-    kept = list[tuple[StageDesign, tuple[Feature, ...]]]()
+    tried = list[tuple[StageDesign, tuple[Feature, ...]]]()
 
     def lay_out(design: StageDesign, fifos: Sequence[Item]) -> StageDesign | Shortage:
         """The design with its movers, saved values on chip as far as there is room.
@@ -235,7 +235,7 @@ def kernels_on(
             rings = {f.value: ring(f.value, sets) for f in features if not f.on_chip}
             found = _complete(_reset_fifos(whole), {**sums, **rings}, features, board)
             if isinstance(found, StageDesign):
-                kept.append((found, features))
+                tried.append((found, features))
                 if found.interval > _NEAR * whole.interval:
                     text = f"{found.interval:,} cycles of memory, engines {whole.interval:,}"
                     found = Shortage((text,), least=int(found.interval / _NEAR))
@@ -245,7 +245,7 @@ def kernels_on(
         return found
 
     Search(both, board, name, movable=may_wait, waiting=phases.saved, lay_out=lay_out).best()
-    found, features = min(kept, key=lambda each: each[0].interval)
+    found, features = min(tried, key=lambda each: each[0].interval)
     forward, backward = (
         _part(found, f"{name}_{suffix}", PREFIX[phase])
         for phase, suffix in (("F", "forward"), ("B", "backward"))

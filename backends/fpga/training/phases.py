@@ -188,14 +188,14 @@ def _stateful(graph: Graph) -> Graph:
 
 def _forward(graph: Graph, read: set[str]) -> Graph:
     """F without what nobody reads: saved values that B does not read, counters."""
-    nodes, kept = graph.nodes, list[GraphOutput]()
+    nodes, outputs = graph.nodes, list[GraphOutput]()
     for o in graph.outputs:
         counter = o.kind is OutputKind.BUFFER_UPDATE and not _floating(nodes[o.node])
         if o.kind is OutputKind.SAVED and o.name in read:
-            kept.append(GraphOutput(o.node, o.kind, name_saved(o.name)))
+            outputs.append(GraphOutput(o.node, o.kind, name_saved(o.name)))
         elif o.kind is not OutputKind.SAVED and not counter:
-            kept.append(o)
-    return _prune(with_outputs(graph, kept))
+            outputs.append(o)
+    return _prune(with_outputs(graph, outputs))
 
 
 def _floating(node: fx.Node) -> bool:

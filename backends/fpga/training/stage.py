@@ -93,10 +93,10 @@ def make_stage(
         kernels = kernels_on(networks, board, name, phases, sets)
         return TrainedStage(phases, kernels, None, (), sets)
     count, clock = ROW * (parameters[-1].first + parameters[-1].rows), board.fabric.clock_hz
-    made = with_movers(update_kernel(count, board.limits.ddr / clock), UPDATED)
-    made = bind_to(made, board, f"{name}_update")
-    items = [item for e in made.engines for item in items_of(e)]
-    update = allocate(made, [Memory.LUT] * len(items), items)  # it is small
+    kernel = with_movers(update_kernel(count, board.limits.ddr / clock), UPDATED)
+    kernel = bind_to(kernel, board, f"{name}_update")
+    items = [item for e in kernel.engines for item in items_of(e)]
+    update = allocate(kernel, [Memory.LUT] * len(items), items)  # it is small
     kernels = kernels_on(networks, subtract(board, update.resources), name, phases, sets)
     banks = {p.group: p.bank for p in kernels.B.ddr if p.group == SUMS}
     slotted = with_slots(update, board.device, banks)

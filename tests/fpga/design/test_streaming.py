@@ -86,7 +86,7 @@ def test_what_waits_is_about_what_fifos_hold(vectors: int) -> None:
     designs = [deepen_fifos(demands.design(target, chosen)) for chosen in ({}, streamed)]
     bits = [sum(i.bits for i in deep_fifos(design)) for design in designs]
     options = [o for g in demands.at(target).groups for o in g.options if o.block == vectors]
-    thought = sum(item.bits for o in options for item in o.held)
+    thought = sum(item.bits for o in options for item in o.fifos)
     assert 0.5 <= (bits[1] - bits[0]) / thought <= 2.0
     assert steady_state(*network_of(designs[1])).interval == designs[1].interval
 
@@ -109,7 +109,7 @@ def test_dear_memory_makes_small_buffers() -> None:
     for price in (0.1, 100.0):
         choice = demand.find_cheapest(board.room, price)
         assert choice is not None
-        waits.append(sum(item.bits for o in choice for item in o.held))
+        waits.append(sum(item.bits for o in choice for item in o.fifos))
         slots.append(sum(o.sum_fixed(board.room.period)[-1] for o in choice))
     assert waits[0] < waits[1]
     assert slots[0] > slots[1]
