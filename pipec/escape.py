@@ -1,7 +1,7 @@
 """Names that others chose, made safe for the language that they are written into.
 
 Data keep a name as it is; only what people or compilers read is escaped. The C++ of the FPGA
-backend has its own two functions in `pipec.backends.fpga.emit.cpp`.
+backend has its own two functions in `pipec.backends.fpga.cpp`.
 """
 
 import keyword

@@ -54,7 +54,7 @@ def user_code(
 ) -> Iterator[None]:
     """Turn whatever a user's code raises inside the block into one error.
 
-    The error tells the innermost line that is neither pipec's nor torch's. This is the one place
+    The error names the innermost line that is neither pipec's nor torch's. This is the one place
     that catches everything: code that is not ours may raise anything.
 
     Args:

@@ -66,7 +66,7 @@ class Request:
                   "offload_optimizer": self.offload_optimizer}  # fmt: skip
         if self.passes is not None and any(beside.values()):
             raise PipecError(
-                "passes say everything themselves",
+                "passes take their own options",
                 got=f"passes beside {', '.join(n for n, given in beside.items() if given)}",
                 hint="write it as an option: partition{stages=4}, schedule{generator=1f1b}",
             )

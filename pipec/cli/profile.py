@@ -68,7 +68,7 @@ def command(model: str, **given: Any) -> None:
         raise CostError("this machine has no usable GPU", got=device, hint="use --device cpu")
     how = Measuring(device, given["warmup"], given["repeats"])
     if Path(model).is_dir():
-        refuse(_OF_A_MODEL, "not for a directory, whose plan says it")
+        refuse(_OF_A_MODEL, "not for a directory, whose plan has it")
         refuse(("repeats", "warmup"), "not with --costs, which has the nodes' times",
                unless=given["costs"] is None)  # fmt: skip
         profile_stages(Path(model), given, how, _machine(device))
@@ -106,7 +106,7 @@ def this_kind(device: str) -> str:
         raise CostError(
             "this GPU is no known kind of device",
             got=name,
-            hint="say what the cluster calls it: --kind h100",
+            hint="give its name in the cluster: --kind h100",
         )
     return found
 

@@ -71,7 +71,7 @@ def _only_kind(plan: Plan) -> str:
         raise CostError(
             "the plan's devices are of several kinds",
             got=", ".join(kinds),
-            hint="say which one this machine is: --kind",
+            hint="name the kind of this machine: --kind",
         )
     return kinds[0]
 

@@ -66,7 +66,7 @@ def command(**given: Any) -> None:
     Without NAME and --from-csv: list the schedules and their options.
     """
     if given["from_csv"] is not None:
-        refuse(("name", "stages", "microbatches"), "not with --from-csv, which says it")
+        refuse(("name", "stages", "microbatches"), "not with --from-csv, which has it")
     elif given["name"] is None:
         refuse(given, "name a schedule")
         click.echo(_listing())

@@ -126,7 +126,7 @@ def _devices(table: Mapping[str, Any], where: str) -> list[Device]:
 
 
 def _blank(table: Mapping[str, Any], where: str) -> Device:
-    """A device without a preset; figures that have no default are asked for."""
+    """A device without a preset; figures that have no default are required."""
     wanted = {"name", "family", "memory", "bandwidth", "peak"}
     if missing := sorted(wanted - table.keys()):
         raise ClusterError(

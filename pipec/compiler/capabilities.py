@@ -1,4 +1,4 @@
-"""What some targets can do besides: the core asks for it by type, and knows no target by name."""
+"""What some targets can do besides: the core looks for it by type, and knows no target by name."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -34,7 +34,7 @@ class Costs(Protocol):
 
 @runtime_checkable
 class TimesNodes(Protocol):
-    """Its engine tells what each node of a model takes, where torch's kernels are others."""
+    """Its engine measures what each node of a model takes, where torch's kernels are others."""
 
     def node_seconds(
         self, graph: Graph, inputs: Mapping[str, torch.Tensor], runs: int
@@ -58,7 +58,7 @@ class Cuts(Protocol):
 
 @runtime_checkable
 class Remarks(Protocol):
-    """It has something to tell of what it emitted."""
+    """It has remarks about what it emitted."""
 
     def remarks(self, plan: Plan, directory: Path) -> Sequence[str]:
         """What a user should know, a line each."""

@@ -196,7 +196,7 @@ class Fit:
 
     @cached_property
     def foresight(self) -> FatePredictor:
-        """What tells it without making the plan."""
+        """What predicts it without making the plan."""
         return FatePredictor(self.plan, self.schedule)
 
     def list_able(self, stage: int) -> list[ValueOptions]:

@@ -153,7 +153,7 @@ def draw(
     An example that is not finite everywhere is taken as it is.
 
     Args:
-        graph: The traced model, which tells what picks rows.
+        graph: The traced model, which shows what picks rows.
         examples: One tensor per input.
         seed: Seed of the numbers.
         kind: Kind of floats.

@@ -92,7 +92,7 @@ class Job:
             self.report_file(self.outputs, outputs)
 
     def report_file(self, path: Path, tensors: dict[str, torch.Tensor]) -> None:
-        """Tell of a file of tensors."""
+        """Report a file of tensors."""
         if self.quiet:
             return
         if self.as_json:

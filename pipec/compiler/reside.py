@@ -146,7 +146,7 @@ def check_limit(plan: Plan, timeline: Timeline) -> None:
             where=f"device {timeline.peak_bytes.index(peak)}",
             got=f"{peak:,.0f} bytes under {name} with {count} microbatches",
             want=f"{limit:,.0f} bytes",
-            hint=f"say it to the memory pass too: generator={name} microbatches={count}",
+            hint=f"give it to the memory pass too: generator={name} microbatches={count}",
         )
 
 

@@ -59,7 +59,7 @@ def reload(source: Source, *, spec: str | None = None, trust: bool = False) -> L
         raise FrontendError(
             "the plan was made of a module in memory, which cannot be read again",
             got=source.location,
-            hint="say where it is: --model path/file.py:factory; verify(plan, model, inputs)",
+            hint="give its place: --model path/file.py:factory; verify(plan, model, inputs)",
         )
     where = spec or source.location
     loaded = load(where, load_options(source, trust=trust))

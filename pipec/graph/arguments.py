@@ -100,7 +100,7 @@ def _checkers(value: fx.Node, saved: Mapping[fx.Node, fx.Node | None], place: st
 
 
 def _holder(value: Any, saved: Mapping[fx.Node, fx.Node | None]) -> Any:
-    """What tells the numbers: a node of F, or a view of one with the arguments of that view.
+    """What gives the numbers: a node of F, or a view of one with the arguments of that view.
 
     A stage saves what is viewed, and makes its views where they are read.
     """

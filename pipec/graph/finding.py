@@ -24,7 +24,7 @@ class Finding:
 
 
 def refuse(kind: type[PipecError], what: str, found: list[tuple[str, Finding]], where: str) -> None:
-    """Raise one error that tells all findings, each with its rule; nothing if there are none.
+    """Raise one error that lists all findings, each with its rule; nothing if there are none.
 
     Args:
         kind: The class of the error.

@@ -254,7 +254,7 @@ class _Decoder:
         self._enter(node, row["node"], row["type"])
 
     def call(self, row: Call) -> None:
-        """Add the node that a row tells of."""
+        """Add the node that a row describes."""
         args = tuple(self.argument(a) for a in row["args"])
         kwargs = {_identifier(k): self.argument(v) for k, v in row.get("kwargs", {}).items()}
         name = _identifier(row["name"])

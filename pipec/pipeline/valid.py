@@ -1,7 +1,7 @@
 """How much a microbatch counts: the targets that its mean loss is a mean over.
 
 A mean over microbatches of means over valid tokens is not the mean over all valid tokens, where
-their numbers differ. The graph tells the denominator: of torch's cross entropy the sum over
+their numbers differ. The graph shows the denominator: of torch's cross entropy the sum over
 targets t that are not ``ignore_index`` of the class weight of t, or 1; of a quotient its divisor.
 """
 

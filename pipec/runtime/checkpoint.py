@@ -190,7 +190,7 @@ class Checkpoints:
                 others = [restore(e, entries) for e in self._executors]
                 self._first(None)
                 if anew := list_changed(self._executors[0], entries):
-                    self._say(f"going on with what this run is told: {'; '.join(anew)}")
+                    self._say(f"going on with settings of this run: {'; '.join(anew)}")
                 if texts := sorted({other for each in others for other in each}):
                     self._say(f"the optimizer's settings are the checkpoint's: {'; '.join(texts)}")
                 return number

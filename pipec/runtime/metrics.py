@@ -1,4 +1,4 @@
-"""What a run tells: one line per step, JSON lines, TensorBoard."""
+"""What a run reports: one line per step, JSON lines, TensorBoard."""
 
 import json
 import math

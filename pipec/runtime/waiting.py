@@ -26,9 +26,9 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from pipec.errors import BackendError
 
 PATIENCE = timedelta(minutes=5)
-"""How long a rank waits for another where nobody says."""
+"""How long a rank waits for another by default."""
 _LONG_SECONDS = 2.0
-"""A wait after which a rank tells the others of it."""
+"""A wait after which a rank reports it to the others."""
 _RESERVE_SECONDS = 3.0
 """What is left of a timeout to name who stands still, and to end."""
 _STORE_SECONDS = 2.0

@@ -29,7 +29,7 @@ from pipec.simulate.deadlock import explain
 from pipec.simulate.engine import Prepared, run
 
 MOST = 20
-"""Findings that one error tells."""
+"""Findings that one error lists."""
 
 
 def verify(schedule: Schedule) -> None:

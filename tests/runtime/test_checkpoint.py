@@ -551,7 +551,7 @@ def test_what_a_run_that_goes_on_is_told_anew_is_said(tmp_path: Path) -> None:
         told.clear()
         Checkpoints(tmp_path, again.executors, tell=told.append).resume()
         assert len(told) == bool(want)
-        assert not want or told[0].startswith(f"going on with what this run is told: {want}")
+        assert not want or told[0].startswith(f"going on with settings of this run: {want}")
 
 
 def test_a_schedule_that_is_not_gone_on_with_is_told(tmp_path: Path) -> None:
