@@ -261,7 +261,7 @@ def holds(
     return moved <= sum(x.ddr for x in limits) * seconds
 
 
-def alone(model: Model, board: Board, units: range | None = None) -> int:
+def cycles_alone(model: Model, board: Board, units: range | None = None) -> int:
     """Cycles per image of a board that trains the whole model, or some of its units."""
     chosen, clock = units or range(len(model.units)), cycles_per_second([board])
 
@@ -300,7 +300,7 @@ def parallel_seconds(model: Model, boards: Sequence[Board]) -> float:
     """One step of data parallelism on the same boards."""
     clock = cycles_per_second(boards)
     kinds = {b.device.kind: b for b in boards}
-    rates = {kind: clock / alone(model, b) for kind, b in kinds.items()}
+    rates = {kind: clock / cycles_alone(model, b) for kind, b in kinds.items()}
     compute = IMAGES / sum(rates[b.device.kind] for b in boards)
     n, link = len(boards), min(b.device.link_bandwidth for b in boards)
     reduce = 2 * (n - 1) / n * model.element * model.parameters / link

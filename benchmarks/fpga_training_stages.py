@@ -25,7 +25,7 @@ from torch import Tensor
 
 from benchmarks._imagenet import NETWORKS, training_graph
 from benchmarks.fpga_csim import cpu
-from benchmarks.fpga_training import Model, alone
+from benchmarks.fpga_training import Model, cycles_alone
 from pipec.autodiff.differentiate import differentiate
 from pipec.backends.fpga.cycles import cycles_of
 from pipec.backends.fpga.emit.stage import Golden
@@ -166,7 +166,7 @@ def cycles(folder: Path, part: Part, name: str, board: Board) -> str:
     """Modelled, planned and simulated cycles, with those of the update."""
     model = Model(name, PRECISION)
     units = [model.place[o] for o in part.origins if o in model.place]
-    modelled = alone(model, board, range(min(units), max(units) + 1))
+    modelled = cycles_alone(model, board, range(min(units), max(units) + 1))
     forward, backward, update = (
         cycles_of(read_design(folder / kernel)).interval for kernel in KERNELS[:3]
     )

@@ -115,7 +115,7 @@ class Bench:
         record(pipeline)
         pipeline.round()
         rows = collect_rows(pipeline) or {}
-        return hidden(order, {int(row[0]): (row[1], row[2]) for row in rows[0].tolist()})
+        return overlap(order, {int(row[0]): (row[1], row[2]) for row in rows[0].tolist()})
 
     def count_bytes(self) -> int:
         """Bytes on the GPU now; on a CPU only those of a pipeline are counted."""
@@ -127,7 +127,7 @@ class Bench:
             torch.cuda.synchronize()
 
 
-def hidden(order: Schedule, spans: dict[int, tuple[float, float]]) -> float:
+def overlap(order: Schedule, spans: dict[int, tuple[float, float]]) -> float:
     """The share of the time of copies during which the device computes; 1 where there is none.
 
     Args:
@@ -184,7 +184,7 @@ def offload(bench: Bench) -> None:
     spans = enumerate(zip(timeline.begin.tolist(), timeline.end.tolist(), strict=True))
     saved, real = first.peak_bytes[0] - timeline.peak_bytes[0], alone[1] - took[1]
     print(
-        f"beside computations lie {hidden(order, dict(spans)):.0%} of the copies as predicted, "
+        f"beside computations lie {overlap(order, dict(spans)):.0%} of the copies as predicted, "
         f"{took[2]:.0%} as recorded; saved are {real / saved:.1%} of the bytes promised"
     )
 

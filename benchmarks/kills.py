@@ -180,7 +180,7 @@ def wait_for_end(hosts: list[Host], seconds: float) -> bool:
     return False
 
 
-def ran(hosts: list[Host], kind: str, rng: random.Random) -> tuple[str, bool]:
+def run_and_kill(hosts: list[Host], kind: str, rng: random.Random) -> tuple[str, bool]:
     """Run to the end, and kill once on the way: what it hit, and whether the run ended."""
     after = rng.randrange(-ROUNDS // 3, ROUNDS - 10)
     for host in hosts:
@@ -229,7 +229,7 @@ def kill_once(number: int, rng: random.Random) -> bool:
     shutil.copytree(prepare_folder(hosts, schedule), folder, dirs_exist_ok=True)
     with network(hosts) as names:
         begin, several = time.monotonic(), hosts_of(names, HOSTS[hosts], folder)
-        hit, well = ran(several, KINDS[number % 3], rng)
+        hit, well = run_and_kill(several, KINDS[number % 3], rng)
     seconds, starts = time.monotonic() - begin, ", ".join(str(h.starts) for h in several)
     end = load_file(folder / "end.safetensors") if well else {}
     want = load_file(folder / "whole.safetensors")

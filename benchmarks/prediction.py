@@ -76,7 +76,7 @@ HEAD = (
 )
 
 
-def apart(seconds: list[float]) -> float:
+def spread_of(seconds: list[float]) -> float:
     """How far a figure of one window is from that of another, at most."""
     return max(seconds) / min(seconds) - 1
 
@@ -116,7 +116,7 @@ class Row:
         counted = zip(self.counted_bytes, self.byte_errors, strict=True)
         return (
             f"{self.model:12} {self.schedule:12} {predicted:7.1f} ms {measured:7.1f} ms "
-            f"{self.error:+6.1%}  {apart(self.predicted):5.1%} {apart(self.measured):5.1%} "
+            f"{self.error:+6.1%}  {spread_of(self.predicted):5.1%} {spread_of(self.measured):5.1%} "
             f"{over:7.2f}   " + "  ".join(f"{c / 1e6:6.1f} MB {e:+6.1%}" for c, e in counted)
         )
 
@@ -255,7 +255,7 @@ def measure(name: str, seconds: float, rounds: int, *, processor: bool) -> list[
 
 def summary(rows: list[Row], what: str) -> None:
     """Median and worst of the two errors, and how steady the machine was."""
-    steady = [apart(r.measured) for r in rows]
+    steady = [spread_of(r.measured) for r in rows]
     for title, errors in (
         (f"{what}, least of the windows", [abs(r.error) for r in rows]),
         (f"{what}, windows in pairs", [abs(r.paired_error) for r in rows]),

@@ -200,7 +200,7 @@ def balance(loaded: Loaded, target: str, out: Path) -> list[tuple[float, float]]
     return found
 
 
-def alarms(loaded: Loaded, target: str, out: Path, seeds: int) -> tuple[int, int, int]:
+def count_alarms(loaded: Loaded, target: str, out: Path, seeds: int) -> tuple[int, int, int]:
     """Seeds of right stages that are called wrong; scales that were changed, and those reported."""
     plan = make_plan(loaded.graph, parse_cluster(f"{STAGES}xcpu"), target)
     emit(plan, out / "clean")
@@ -233,7 +233,7 @@ def main(words: Sequence[str] | None = None) -> int:
                 out = Path(name) / f"{model}-{target}"
                 out.mkdir()
                 first, again = balance(loaded, target, out)
-                wrong, tries, seen = alarms(loaded, target, out, options.seeds)
+                wrong, tries, seen = count_alarms(loaded, target, out, options.seeds)
                 amiss += wrong + tries - seen
                 print(
                     f"{model:12} {target:6} {len(loaded.graph.calls):6} {seconds:7.2f} "

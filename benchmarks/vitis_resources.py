@@ -270,13 +270,13 @@ class Row:
     reported: Mapping[str, float]
     estimated: Mapping[str, float]
 
-    def both(self, resource: str) -> tuple[float, float]:
+    def figures(self, resource: str) -> tuple[float, float]:
         """The figures of the estimate, and those of the report."""
         return self.estimated[resource], self.reported[resource]
 
     def error(self, resource: str) -> float:
         """Relative error, signed; of nothing in nothing 0."""
-        got, want = self.both(resource)
+        got, want = self.figures(resource)
         return (got - want) / want if want else float(got > 0)
 
 
@@ -322,7 +322,7 @@ def errors_of(rows: Sequence[Row], resource: str) -> str:
     """Median error, shares of modules within 3 % and 20 %, and error of the sum."""
     some = [r for r in rows if resource != "dsp" or r.reported["dsp"]]
     sizes = [abs(r.error(resource)) for r in some]
-    ours, theirs = (sum(of) for of in zip(*(r.both(resource) for r in some), strict=True))
+    ours, theirs = (sum(of) for of in zip(*(r.figures(resource) for r in some), strict=True))
     return (
         f"{statistics.median(sizes):7.1%} {share(sizes, 0.03):6.0%} {share(sizes, 0.2):6.0%} "
         f"{ours / theirs - 1:+6.0%}"

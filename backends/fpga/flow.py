@@ -207,7 +207,7 @@ def schedule(
         for name in engine.inputs:
             if name in from_memory:
                 mover = from_memory[name]
-                known.place(mover, known.wanted_at(engine, name, set(from_memory)) - mover.depth)
+                known.place(mover, known.first_read(engine, name, set(from_memory)) - mover.depth)
         end = max(end, known.place(engine))
     found = Schedule(known.written, known.read, known.fired, end)
     if interval is None:
@@ -237,7 +237,7 @@ class _Known:
         self.written |= _time_writes(engine, starts, ends, self.interval)
         return float(ends[-1]) + engine.depth
 
-    def wanted_at(self, engine: Engine, name: str, waiting: Collection[str]) -> float:
+    def first_read(self, engine: Engine, name: str, waiting: Collection[str]) -> float:
         """When an engine would read the first token of an input, if those in memory were there."""
         starts, _ = self._times(engine, {s: w for s, w in self.written.items() if s not in waiting})
         return float(starts[np.argmax(chunks_of(engine).reads(engine.inputs.index(name)) > 0)])

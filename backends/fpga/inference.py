@@ -26,7 +26,7 @@ from pipec.backends.fpga.emit.link import Site
 from pipec.backends.fpga.emit.stage import SEED, Golden, golden_chain, write_stage
 from pipec.backends.fpga.numbers import int8_format, round_to, saturate
 from pipec.backends.fpga.quantise.bound import Bound, bounds_of, tolerance_of
-from pipec.backends.fpga.quantise.samples import held_out_frames, keep, random_frames
+from pipec.backends.fpga.quantise.samples import keep, random_frames, unseen_frames
 from pipec.backends.fpga.stagejson import Json, read_record, write_record
 from pipec.backends.fpga.toolchain import has_compiler
 from pipec.compiler.comparison import Allowed
@@ -94,7 +94,7 @@ def emit_inference(plan: Plan, directory: Path) -> None:
     ends = [lower(stage.graph) for stage in plan.stages]
     graphs = [end.graph for end in ends]
     types, bounds = types_of(plan), list[Bound]()
-    frames = held_out_frames(plan) if types.narrow else random_frames(plan.graph, SEED)
+    frames = unseen_frames(plan) if types.narrow else random_frames(plan.graph, SEED)
     if types.narrow:
         bounds = bounds_of(lower_stages(plan), networks(plan), types.precision, frames)
     golden = golden_chain(graphs, frames[0])

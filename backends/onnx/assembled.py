@@ -6,7 +6,7 @@ from pathlib import Path
 from onnx import ModelProto
 from torch import Tensor
 
-from pipec.backends.onnx.files import Names, apart
+from pipec.backends.onnx.files import Names, assign_names
 from pipec.compiler.chain import StageRunner
 from pipec.compiler.sizes import check_sizes
 from pipec.errors import BackendError
@@ -118,5 +118,5 @@ def _names(graph: Graph, called: dict[str, str]) -> tuple[Names, dict[str, str]]
         for o in graph.outputs
         if o.kind is not OutputKind.VALUE or o.name not in received
     }
-    free = apart(outputs, inputs.values())
+    free = assign_names(outputs, inputs.values())
     return Names(inputs, free), {free[n]: old for n, old in outputs.items() if free[n] != old}

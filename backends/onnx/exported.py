@@ -12,7 +12,7 @@ import onnx_ir as ir
 import torch
 from torch import Tensor
 
-from pipec.backends.onnx.files import Names, apart
+from pipec.backends.onnx.files import Names, assign_names
 from pipec.backends.torch.exported import OpenStage, export_stage
 from pipec.errors import BackendError, first_line
 from pipec.graph.extract import with_outputs
@@ -66,7 +66,7 @@ class StageExporter:
         weights = {graph.inputs[k].name: value for k, value in template.weights.items()}
         inputs = [i.name for i in graph.inputs if not i.kind.is_weight]
         first = {o.node: o.name for o in outputs}
-        free = apart({o.name: first[o.node] for o in own}, [*inputs, *weights])
+        free = assign_names({o.name: first[o.node] for o in own}, [*inputs, *weights])
         _rename(template.model, inputs, [free[o.name] for o in outputs], weights)
         proto = ir.to_proto(template.model)
         _strip(proto)

@@ -56,7 +56,7 @@ class Names:
             raise BackendError("a stage's names cannot be read", where=path, got=error) from error
 
 
-def apart(outputs: Mapping[str, str], inputs: Collection[str]) -> dict[str, str]:
+def assign_names(outputs: Mapping[str, str], inputs: Collection[str]) -> dict[str, str]:
     """Outputs to names in a model none of which is an input's: one tensor cannot be both.
 
     Args:
@@ -64,7 +64,7 @@ def apart(outputs: Mapping[str, str], inputs: Collection[str]) -> dict[str, str]
         inputs: Names of the model's inputs, and of what else no node yields.
 
     Example:
-        >>> apart({"y": "y", "x": "x"}, ["x"])
+        >>> assign_names({"y": "y", "x": "x"}, ["x"])
         {'y': 'y', 'x': 'x/out'}
     """
     taken, found = {*inputs, *outputs.values()}, dict[str, str]()

@@ -85,7 +85,7 @@ def _share_pair(model: str) -> Row:
     graph = profile(model)
     assert graph is not None
     kinds = ["vcu129", "vcu118"]
-    pair = _on(graph, kinds, 1.0)
+    pair = _profile_on(graph, kinds, 1.0)
     cut = solve_contiguous(pair, [Device(k) for k in kinds], links=Link(1e15), time_limit=1.0)
     work = np.bincount(cut.stage, graph.work[0])
     fast, slow = (_speed(k) for k in kinds)
@@ -105,7 +105,7 @@ def _explore(model: str, setting: str) -> Best | None:
     parallel, whole, reduce = _data_parallel(graph, kinds, bandwidth)
     best: Best | None = None
     for microbatches in (4, 8, 16, 32):
-        scaled = _on(graph, kinds, len(kinds) / microbatches)
+        scaled = _profile_on(graph, kinds, len(kinds) / microbatches)
         try:
             cut = solve_contiguous(scaled, [Device(k) for k in kinds], links=Link(bandwidth),
                                    time_limit=1.0)  # fmt: skip
@@ -127,7 +127,7 @@ def _speed(kind: str) -> float:
     return 1.0 if fpga is None else fpga.dsp / 6840
 
 
-def _on(graph: CostGraph, kinds: list[str], share: float) -> CostGraph:
+def _profile_on(graph: CostGraph, kinds: list[str], share: float) -> CostGraph:
     """The profile for microbatches of ``share`` of its minibatch, per device kind."""
     edges = graph.edges().tolist()
     readers: dict[int, list[int]] = {}

@@ -39,7 +39,7 @@ def rows() -> list[Row]:
     if not graphs:
         return []
     return [
-        *(_alone(name, graph) for name, graph in graphs.items()),
+        *(_compare_pipelining(name, graph) for name, graph in graphs.items()),
         _compare_replicated("vgg16", graphs["vgg16"], 14.9),
         _compare_replicated("alexnet", graphs["alexnet"], 6.5),
         _compare_flush(graphs["gnmt"]),
@@ -66,7 +66,7 @@ def _in_turns(graph: CostGraph, cut: CutResult, link: float) -> float:
     return totals(graph)[0] + 2 * sum(_crossing(graph, cut.stage, cut.stages)) / link
 
 
-def _alone(name: str, graph: CostGraph) -> Row:
+def _compare_pipelining(name: str, graph: CostGraph) -> Row:
     """One stage per worker, no replicas: pipelined against one minibatch at a time."""
     found = []
     for workers, speed, link in ((4, "PCIe", PCIE), (8, "25 Gb/s", FAST), (8, "10 Gb/s", SLOW)):

@@ -97,7 +97,7 @@ class Access:
     lane: tuple[str, ...]
 
 
-def apart(a: Access, b: Access, *, whole: bool) -> bool:
+def never_meet(a: Access, b: Access, *, whole: bool) -> bool:
     """Whether two accesses never meet: constant places that differ, of a memory those of words."""
     places = [*zip(a.index, b.index, strict=False)]
     places += [] if whole else [*zip(a.lane, b.lane, strict=False)]

@@ -19,11 +19,11 @@ import networkx as nx
 from benchmarks.hls_check.found import (
     Access,
     Array,
-    apart,
     base_name,
     last_name,
     leading,
     names_in,
+    never_meet,
     place_of,
     plain_name,
 )
@@ -207,7 +207,7 @@ class Body:
         for store in (a for a in self.accesses if a.kind == "store"):
             words = self.is_memory(store.array)
             for load in loads[store.array]:
-                if not apart(store, load, whole=words):
+                if not never_meet(store, load, whole=words):
                     distance = self._distance(store, load)
                     if distance:
                         yield store.at, load.at, distance, self.delay(store.at)

@@ -75,12 +75,12 @@ def sink(name: str, into: str, tokens: int, lanes: int = 1) -> Part:
     return name, Map(tokens, lanes, lanes), (into,), (f"{name}_out",)
 
 
-def alone(nest: Nest) -> list[Part]:
+def wrap(nest: Nest) -> list[Part]:
     """One engine, fed and drained at once."""
     return [("unit", nest, ("x",), ("y",))]
 
 
-def between(nest: Nest, reads: int, writes: int, lanes: tuple[int, int] = (1, 1)) -> list[Part]:
+def surround(nest: Nest, reads: int, writes: int, lanes: tuple[int, int] = (1, 1)) -> list[Part]:
     """One engine between a source and a sink."""
     return [
         source("src", "x", reads, lanes[0]),
@@ -93,7 +93,7 @@ def feed_mvu(n: int, rows: int, channels: int, pe: int, simd: int, **more: int |
     """A matrix-vector unit between a source and a sink."""
     nest = Mvu(n, rows, 1, channels, pe, simd, **more)  # type: ignore[arg-type]
     reads, writes = n * nest.groups * nest.sf, n * nest.groups * nest.nf
-    return between(nest, reads, writes, (simd, pe))
+    return surround(nest, reads, writes, (simd, pe))
 
 
 def mac_cases() -> list[Case]:
@@ -113,10 +113,10 @@ def mac_cases() -> list[Case]:
     b = [*every]
     b[2] = ("unit", replace(each, order="B"), ("x", "w"), ("y",))
     return [
-        net("mac01", "FINN's MVU 64x32, PE 4, SIMD 8", Net(alone(Mvu(10, 32, 1, 64, 4, 8)))),
-        net("mac02", "FINN's MVU 576x64, PE 8, SIMD 16", Net(alone(Mvu(50, 64, 1, 576, 8, 16))), 2),
-        net("mac03", "FINN's MVU 128x64, PE 16, SIMD 32", Net(alone(Mvu(20, 64, 1, 128, 16, 32)))),
-        net("mac04", "input stationary", Net(alone(Mvu(12, 32, 1, 64, 4, 8, order="B")))),
+        net("mac01", "FINN's MVU 64x32, PE 4, SIMD 8", Net(wrap(Mvu(10, 32, 1, 64, 4, 8)))),
+        net("mac02", "FINN's MVU 576x64, PE 8, SIMD 16", Net(wrap(Mvu(50, 64, 1, 576, 8, 16))), 2),
+        net("mac03", "FINN's MVU 128x64, PE 16, SIMD 32", Net(wrap(Mvu(20, 64, 1, 128, 16, 32)))),
+        net("mac04", "input stationary", Net(wrap(Mvu(12, 32, 1, 64, 4, 8, order="B")))),
         net("mac05", "initiation interval 2", Net(feed_mvu(12, 12, 16, 3, 4), {"unit": 2})),
         net("mac06", "input stationary, interval 3",
             Net(feed_mvu(12, 12, 16, 3, 4, order="B"), {"unit": 3})),
@@ -179,8 +179,8 @@ def window_cases() -> list[Case]:
     point = Swg(1, 11, 11, 2, 1, 1, 1, 2, 2, oh=6, ow=6)
     pool = Swg(1, 12, 12, 4, 1, 2, 2, 2, 2, oh=6, ow=6, groups=4, pad_value=float("-inf"))
     return [
-        net("window01", "FINN's window 3x3 on 18x18, 2 tokens", Net(alone(window(18, 2)))),
-        net("window02", "FINN's window 3x3 on 34x34, 4 tokens", Net(alone(window(34, 4)))),
+        net("window01", "FINN's window 3x3 on 18x18, 2 tokens", Net(wrap(window(18, 2)))),
+        net("window02", "FINN's window 3x3 on 34x34, 4 tokens", Net(wrap(window(34, 4)))),
         net("window03", "3x3 and MVU", Net(conv(same(10, 2, 3), 4, 2))),
         net("window04", "3x3 stride 2 and MVU", Net(conv(same(13, 2, 3, 2), 4, 2))),
         net("window05", "5x5 and MVU, input stationary", Net(conv(same(10, 2, 5), 6, 3, "B"))),
@@ -290,7 +290,7 @@ def norm_cases() -> list[Case]:
 
     def part(rows: int, c: int, lanes: int, passes: int, gap: int) -> list[Part]:
         tokens, gaps = rows * ceil_div(c, lanes), (1, *[gap] * (passes - 1))
-        return between(Norm(rows, c, 1, lanes, "softmax", gaps), tokens, tokens,
+        return surround(Norm(rows, c, 1, lanes, "softmax", gaps), tokens, tokens,
                        (lanes, lanes))  # fmt: skip
 
     return [
@@ -388,7 +388,7 @@ def rigid_cases() -> list[Case]:
         ("residual, skip path of 10", residual(10, 8), Style.FLUSH),
         ("three branches", inception(400), Style.FLUSH),
         ("row unit, slow sink",
-         Net(between(Norm(12, 16, 1, 2, "softmax", (1, 9, 9)), 96, 96, (2, 2)), {"snk": 6}),
+         Net(surround(Norm(12, 16, 1, 2, "softmax", (1, 9, 9)), 96, 96, (2, 2)), {"snk": 6}),
          Style.FLUSH),
         ("bursts of results into a slow sink",
          Net(feed_mvu(14, 12, 12, 2, 3, order="B"), {"snk": 3}), Style.FLUSH),
@@ -412,7 +412,7 @@ def rigid_cases() -> list[Case]:
 def rigid_nets(depth: int) -> list[tuple[str, Net]]:
     """One small network per way in which a pipeline can be starved or held up."""
     norm = Norm(6, 16, 1, 2, "softmax", (1, 9, 9))
-    fed = between(Mvu(12, 8, 1, 12, 2, 3, order="B"), 48, 48, (3, 2))
+    fed = surround(Mvu(12, 8, 1, 12, 2, 3, order="B"), 48, 48, (3, 2))
     weights = Mvu(8, 8, 1, 8, 2, 4, streamed=True)
     ddr = [source("src", "x", 16, 4), ("ddr", Load(8, 8, 8, 8), (), ("w",)),
            ("unit", weights, ("x", "w"), ("y",)), sink("snk", "y", 32, 2)]  # fmt: skip
@@ -422,7 +422,7 @@ def rigid_nets(depth: int) -> list[tuple[str, Net]]:
         ("deep multiplier, slow sink", Net(fed, {"snk": 5}, {"unit": 21}, depths=depth)),
         ("fork and join, skip path of 34", residual(34, depth)),
         ("movers", Net(movers(), depths=depth)),
-        ("row unit", Net(between(norm, 48, 48, (2, 2)), depths=depth)),
+        ("row unit", Net(surround(norm, 48, 48, (2, 2)), depths=depth)),
         ("weights from DDR, latency 30", Net(ddr, latency={"ddr": 30}, depths=depth)),
         ("recurrent cell", replace(loop, depths=depth)),
     ]
@@ -475,7 +475,7 @@ SAMPLE_TARGET = 80
 """Cycles per frame for which samples are folded: several lanes, last tokens that are not full."""
 
 
-def apart(kind: str) -> Json:
+def lay_apart(kind: str) -> Json:
     """The engines of a kind in its sample side by side, the padding of what they read not zero."""
     record = sample(kind)
     engines = [e for e in record["engines"] if e["kind"] == kind]
@@ -494,7 +494,7 @@ def sample_cases() -> list[Case]:
     for kind in sorted(SAMPLES):
         styles = (Style.FREE, Style.STALL, Style.FLUSH)
         ways = [(f"{style.value}: its sample", sample, style) for style in styles]
-        for k, (what, make, style) in enumerate([*ways, ("each alone", apart, Style.FREE)], 1):
+        for k, (what, make, style) in enumerate([*ways, ("each alone", lay_apart, Style.FREE)], 1):
             found.append(Case(f"{kind}{k:02}", what, partial(make, kind), 3, style))
     return found
 

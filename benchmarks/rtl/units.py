@@ -60,7 +60,7 @@ def unit_of(engine: Json, lanes: Mapping[str, int]) -> Unit:
     """
     kind = str(engine["kind"])
     known = Nest.KINDS.get(kind)
-    if kind not in _UNITS and known is not None and (own := whole(engine).rtl()):
+    if kind not in _UNITS and known is not None and (own := round_nest(engine).rtl()):
         texts = {k: _vector(v) if isinstance(v, tuple) else v for k, v in own.items()}
         return Unit(kind, texts | _slots(engine) | _timing(engine))
     if kind not in _UNITS:
@@ -77,7 +77,7 @@ def unit_of(engine: Json, lanes: Mapping[str, int]) -> Unit:
     return Unit(unit.module, found | _slots(engine) | _timing(engine))
 
 
-def whole(engine: Json) -> Nest:
+def round_nest(engine: Json) -> Nest:
     """The nest of an engine with its numbers rounded, as elements of the RTL are integers."""
     nest = nest_of(dict(engine))
     numbers = {f.name: getattr(nest, f.name) for f in dataclasses.fields(nest)}

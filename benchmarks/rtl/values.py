@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.rtl.generate import SOURCE_SALT, Json
-from benchmarks.rtl.units import unit_of, whole
+from benchmarks.rtl.units import round_nest, unit_of
 from pipec.backends.fpga.engines.base import Layer, Nest, Rows
 
 Tokens = NDArray[np.int16]
@@ -45,7 +45,7 @@ def outputs(record: Json) -> dict[str, Tokens] | None:
     lanes = {f["name"]: f["lanes"] for f in record["fifos"]}
     for number, engine in enumerate(record["engines"]):
         if engine["kind"] not in _KINDS:
-            found = _by_itself(whole(engine), *(streams[s] for s in engine["inputs"]))
+            found = _by_itself(round_nest(engine), *(streams[s] for s in engine["inputs"]))
             if found is None:
                 return None
             streams |= dict.fromkeys(engine["outputs"], found)

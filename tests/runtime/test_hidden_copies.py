@@ -5,7 +5,7 @@ from statistics import median
 
 import pytest
 
-from benchmarks.gpu import hidden
+from benchmarks.gpu import overlap
 from pipec.compiler.facts import plan_facts
 from pipec.plan.model import Plan, StageTiming
 from pipec.runtime.executor import Settings
@@ -45,7 +45,7 @@ def test_what_the_timeline_hides_is_hidden(
     monkeypatch.setattr("pipec.runtime.local.device_of", lambda _: Throttled(bandwidth, SECONDS))
     plan = plan.replace(schedule=order, timeline=timeline)
     found = median(measured(case, plan) for _ in range(3))  # one may be disturbed
-    assert found == pytest.approx(hidden(order, dict(told)), abs=0.1)
+    assert found == pytest.approx(overlap(order, dict(told)), abs=0.1)
 
 
 def measured(case: Case, plan: Plan) -> float:
@@ -56,4 +56,4 @@ def measured(case: Case, plan: Plan) -> float:
     pipeline.round()
     (rows,) = (collect_rows(pipeline) or {}).values()
     ran = {int(place): (begin, end) for place, begin, end, _ in rows.tolist()}
-    return hidden(plan.schedule, ran)
+    return overlap(plan.schedule, ran)

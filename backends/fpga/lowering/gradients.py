@@ -133,7 +133,7 @@ def matrix_gradient(b: Builder, node: fx.Node, dy: Value, x: Value) -> Value | N
 
 
 @lowers("pipec_fpga.apart.default")
-def apart(b: Builder, node: fx.Node) -> Value:
+def spread(b: Builder, node: fx.Node) -> Value:
     """``(x, stride, size)``."""
     maps, shape = _maps(b, node, node.args[0]), shape_of(node)
     (h, w), (sh, sw) = shape[2:], integers(node.args[1], 2)

@@ -28,7 +28,7 @@ from pipec.backends.fpga.lowering import (  # noqa: F401  (each registers its ha
     products,
     shapes,
 )
-from pipec.backends.fpga.lowering.maps import around
+from pipec.backends.fpga.lowering.maps import pad_around
 from pipec.backends.fpga.lowering.types import OwnTypes, set_types
 from pipec.backends.fpga.lowering.written import decompose
 from pipec.backends.fpga.numbers import Int8
@@ -71,7 +71,7 @@ def lower(
         BackendError: Ops that no engine computes; all of them are listed.
     """
     graph = decompose(graph, precision)
-    builder = Builder(graph, precision, pace, memory or MemoryPorts(), prefix, around)
+    builder = Builder(graph, precision, pace, memory or MemoryPorts(), prefix, pad_around)
     inputs = [
         _input(builder, i.name, builder.graph.node(i.node), orders or {})
         for i in graph.inputs

@@ -2,7 +2,7 @@
 
 A convolution or a pooling makes the padding in front of it for nothing (`window_of`). Where
 something else reads padded maps, or they leave the stage, or a number is padded with that the
-reader's windows cannot have around the maps, `around` makes the padding: a window generator with
+reader's windows cannot have around the maps, `pad_around` pads them: a window generator with
 windows of one pixel puts zeros around the maps, and other numbers are added to these zeros.
 """
 
@@ -152,7 +152,7 @@ def window_of(
     return Swg(n, h, w, c, 1, kh, kw, sh, sw, dh, dw, top, left, oh, ow)
 
 
-def around(b: Builder, node: fx.Node, value: Value) -> Value:
+def pad_around(b: Builder, node: fx.Node, value: Value) -> Value:
     """The value with its padding around it, as layers named after ``node``."""
     padding = cast("Padding", value.padding)
     lead, pixels = value.view.shape[:-2], value.view.shape[-2:]

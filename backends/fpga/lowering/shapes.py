@@ -22,7 +22,7 @@ from pipec.backends.fpga.engines.route import Concat, Const, Slice
 from pipec.backends.fpga.engines.steps import MapStep
 from pipec.backends.fpga.engines.view import View, merge, standard_order, strides_of
 from pipec.backends.fpga.lowering.dense import constant
-from pipec.backends.fpga.lowering.maps import around
+from pipec.backends.fpga.lowering.maps import pad_around
 from pipec.backends.fpga.lowering.types import append_round, format_after
 from pipec.graph.arguments import bind
 from pipec.graph.ir import tensor
@@ -106,7 +106,7 @@ def pad_axes(b: Builder, node: fx.Node, number: object) -> Value:
     )
     value = dataclasses.replace(value, padding=padding)
     rows = len(value.view.shape) < 4 and (top or bottom)  # which a reader takes for something else
-    return around(b, node, value) if rows or len(value.view.shape) < 3 else value
+    return pad_around(b, node, value) if rows or len(value.view.shape) < 3 else value
 
 
 @lowers("aten.cat.default", "aten.concat.default")

@@ -330,7 +330,7 @@ def decompose(graph: Graph, precision: str) -> Graph:
     constants = Constants(graph)
     composite = (n for n in graph.calls if n.target in _table() and n not in constants)
     names = {op_name(n) for n in composite} - HANDLERS.keys()
-    found = dict.fromkeys((name for name in names if WHOLE not in name), _apart)
+    found = dict.fromkeys((name for name in names if WHOLE not in name), _decompose)
     return decompose(rewrite(graph, found), precision) if found else graph
 
 
@@ -348,7 +348,7 @@ class _WholeProducts(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _apart(emit: Emit, *args: Any) -> Any:
+def _decompose(emit: Emit, *args: Any) -> Any:
     """The ops of which a node consists; the last one takes its name."""
     own = [list(a) if isinstance(a, list) else a for a in args]  # which some change
     rename = fx.node.map_arg(emit.old.kwargs, emit.value)

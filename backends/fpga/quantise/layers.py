@@ -161,14 +161,14 @@ def _own_steps(weight: NDArray[np.float64]) -> NDArray[np.float64]:
     for count in (*range(-LOWEST, 0, -1), *range(1 - LOWEST, WIDEST + 1)):
         most = HIGHEST if count <= -LOWEST else WIDEST
         rows = np.flatnonzero((found == 0) & (largest > 0))
-        rows = rows[_whole(some[rows] * count / largest[rows, None])]
+        rows = rows[_are_integers(some[rows] * count / largest[rows, None])]
         steps = weight[rows] * count / largest[rows, None]
-        rows = rows[_whole(steps) & (steps.max(axis=1) < most + 0.5)]
+        rows = rows[_are_integers(steps) & (steps.max(axis=1) < most + 0.5)]
         found[rows] = largest[rows] / count
     return found
 
 
-def _whole(rows: NDArray[np.float64]) -> NDArray[np.bool_]:
+def _are_integers(rows: NDArray[np.float64]) -> NDArray[np.bool_]:
     """Which rows are integers, but for what float32 rounds off."""
     return np.asarray((np.abs(rows - np.rint(rows)) < _NEARLY).all(axis=1))
 

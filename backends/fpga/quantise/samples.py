@@ -36,7 +36,7 @@ def calibration_samples(plan: Plan) -> list[dict[str, Tensor]]:
     """Sets of the model's inputs, by name, to calibrate on.
 
     Options of the plan: ``calibrate`` is ``random`` (the default) or the path of a ``.npz`` file
-    with an array per input, frames along the first axis, the last of which are `held_out_frames`;
+    with an array per input, frames along the first axis, the last of which are `unseen_frames`;
     ``input_ranges`` is JSON, input name to least and largest number. Random floats are uniform in
     that range, or what the model's own format of an input holds (normal without either); integers
     too (numbers of rows of their table without one).
@@ -44,23 +44,23 @@ def calibration_samples(plan: Plan) -> list[dict[str, Tensor]]:
     Raises:
         BackendError: The file cannot be read, or does not fit the model.
     """
-    frames = _of_file(plan)
+    frames = _read_samples(plan)
     if frames is None:
         return _random(plan, 1, _DRAWN)
     return frames[:-_HELD_OUT] or frames
 
 
-def held_out_frames(plan: Plan) -> list[dict[str, Tensor]]:
+def unseen_frames(plan: Plan) -> list[dict[str, Tensor]]:
     """Sets of the model's inputs that calibration has not seen; of a short file some that it has.
 
     Raises:
         BackendError: The file cannot be read, or does not fit the model.
     """
-    frames = _of_file(plan)
+    frames = _read_samples(plan)
     return _random(plan, 2, _HELD_OUT) if frames is None else frames[-_HELD_OUT:]
 
 
-def _of_file(plan: Plan) -> list[dict[str, Tensor]] | None:
+def _read_samples(plan: Plan) -> list[dict[str, Tensor]] | None:
     source = str(plan.options.get("calibrate", RANDOM))
     return None if source == RANDOM else _read_npz(Path(source), plan.graph)
 

@@ -63,7 +63,7 @@ _WAY = (("forward", "out"), ("saved", "in"), ("saved", "out"), ("backward", "in"
 """Kernels and sides that a value on chip comes through."""
 
 
-def saved_ports(stage: TrainedStage) -> dict[str, dict[tuple[str, str], str]]:
+def ports_of_saved(stage: TrainedStage) -> dict[str, dict[tuple[str, str], str]]:
     """Value on chip to its port at every side: of ``forward``, ``saved`` twice, ``backward``."""
     designs, found = stage.designs, dict[str, dict[tuple[str, str], str]]()
     values = {p.value for p in designs["saved"].outputs} if "saved" in designs else set()
@@ -83,7 +83,7 @@ def connections(
     """
     pairs = [
         [(kernel, ends[kernel, way]) for kernel, way in two]
-        for ends in saved_ports(stage).values()
+        for ends in ports_of_saved(stage).values()
         for two in (_WAY[:2], _WAY[2:])
     ]
     taken = {end for pair in pairs for end in pair}
@@ -260,7 +260,7 @@ def _fifos(stage: TrainedStage) -> dict[str, Json]:
             "fifo_depth": depths[value].depth,
             "fifo_width_bits": depths[value].token_bits,
         }
-        for value, ports in saved_ports(stage).items()
+        for value, ports in ports_of_saved(stage).items()
     }
 
 

@@ -129,10 +129,10 @@ def _choose(
     if here.shape != there.shape or not here.numel():
         return here, 0
     there = torch.where(_inside(there, x.shape, steps), there, here).to(here.dtype)
-    near = _at(x, here) - _at(x, there) <= tolerance * x.abs().max()
+    near = _gather(x, here) - _gather(x, there) <= tolerance * x.abs().max()
     known = theirs.get(maps)
     if known is not None and known.shape == x.shape:
-        near &= _at(known, there) >= _at(known, here)
+        near &= _gather(known, there) >= _gather(known, here)
     unlike = (there != here) & near
     return torch.where(unlike, there, here), int(unlike.sum())
 
@@ -150,7 +150,7 @@ def _inside(places: Tensor, shape: torch.Size, steps: tuple[tuple[int, ...], ...
     return found
 
 
-def _at(x: Tensor, places: Tensor) -> Tensor:
+def _gather(x: Tensor, places: Tensor) -> Tensor:
     """The elements of maps at places of their own channel and image."""
     return x.flatten(-2).gather(-1, places.flatten(-2).to(torch.int64)).view(places.shape)
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from benchmarks.rtl.cases import sample_cases
-from benchmarks.rtl.units import whole
+from benchmarks.rtl.units import round_nest
 from pipec.backends.fpga import engines
 from pipec.backends.fpga.engines.base import Nest
 from pipec.backends.fpga.engines.network import HANDLERS, lowers
@@ -112,7 +112,7 @@ def test_a_sample_has_its_kind_and_its_parameters(kind: str) -> None:
     record = stage_record(design_at(lower(graph_of(model, x)), 80))
     mine = [engine for engine in record["engines"] if engine["kind"] == kind]
     assert mine
-    assert all(whole(engine).rtl() for engine in mine)
+    assert all(round_nest(engine).rtl() for engine in mine)
 
 
 @pytest.mark.parametrize("kind", sorted(ALONE))

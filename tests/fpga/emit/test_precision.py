@@ -16,7 +16,7 @@ from pipec.backends.fpga.engines.reduce import Reduce
 from pipec.backends.fpga.memory import items_of
 from pipec.backends.fpga.numbers import decode, encode, file_type, sum_bits
 from pipec.backends.fpga.quantise.bound import bounds_of, tolerance_of
-from pipec.backends.fpga.quantise.samples import held_out_frames
+from pipec.backends.fpga.quantise.samples import unseen_frames
 from pipec.backends.fpga.toolchain import compiler
 from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.backend import load_backend
@@ -145,7 +145,7 @@ def test_compiled_in_float16_and_verified(tmp_path: Path) -> None:
     plan = make_plan(load(model).graph, parse_cluster("2xvcu118"), "fpga", options=options)
     emit(plan, tmp_path / "out")
     emitted = load_backend("fpga").load(plan, tmp_path / "out")
-    planned = bounds_of(lower_stages(plan), networks(plan), "float16", held_out_frames(plan))
+    planned = bounds_of(lower_stages(plan), networks(plan), "float16", unseen_frames(plan))
     assert emitted.tolerance == tolerance_of(planned)
     report = verify_artifacts(tmp_path / "out", load(model))
     assert report.ok, report
@@ -161,7 +161,7 @@ def test_parts_of_a_product_are_bounded_as_the_whole_is() -> None:
     options = {"precision": "bfloat16"}
     plan = make_plan(graph, parse_cluster("1xvcu118"), "fpga", options=options)
     assert any("_part" in layer.name for layer in lower_stages(plan)[0].layers)
-    bounds = bounds_of(lower_stages(plan), networks(plan), "bfloat16", held_out_frames(plan))
+    bounds = bounds_of(lower_stages(plan), networks(plan), "bfloat16", unseen_frames(plan))
     assert 1e-3 < tolerance_of(bounds) < 0.1
 
 

@@ -19,7 +19,7 @@ from pipec.backends.fpga.engines.map import Map
 from pipec.backends.fpga.engines.route import Concat
 from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.numbers import Int8, int8_format
-from pipec.backends.fpga.quantise.samples import held_out_frames
+from pipec.backends.fpga.quantise.samples import unseen_frames
 from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.chain import StageRunner
 from pipec.compiler.driver import emit, make_plan
@@ -183,7 +183,7 @@ def test_values_that_the_file_gives_no_format_are_held_as_far_as_its_formats_go(
     loaded = load(str(path), LoadOptions(**FpgaBackend.reads))
     options, cluster = {"precision": "int8"}, parse_cluster(f"{boards}xzcu102")
     plan = make_plan(loaded.graph, cluster, "fpga", options=options)
-    drawn = torch.cat([frame["x"] for frame in held_out_frames(plan)])
+    drawn = torch.cat([frame["x"] for frame in unseen_frames(plan)])
     assert -12.8 <= float(drawn.min()) < -12
     assert 12 < float(drawn.max()) <= 12.7
     known = {"x": torch.linspace(-13, 13, 64)[None]}
