@@ -1,12 +1,12 @@
 """A plan's model traced again, for another shape or for evaluation, and cut where the plan is cut.
 
 Weights stay where they are: a node goes to the first stage that is not before any of its operands
-and that holds all weights that it reads. Where the new graph has the plan's own nodes, they keep
-their stages.
+and that holds all weights that it reads. Nodes that the plan's graph has too keep their stages.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from difflib import SequenceMatcher
 from inspect import BoundArguments, signature
 
 import torch
@@ -23,7 +23,7 @@ from pipec.frontends.pt2 import was_trusted
 from pipec.frontends.reload import load_options
 from pipec.frontends.torch_module import from_module
 from pipec.graph.eager import EAGER
-from pipec.graph.ir import Graph
+from pipec.graph.ir import Graph, origin
 from pipec.plan.model import Partition, Plan, cut_stages
 from pipec.runtime.program import Program
 from pipec.schedule.action import ActionKind
@@ -181,31 +181,49 @@ def _stage_of(graph: Graph, plan: Plan) -> dict[str, int]:
             if i.kind.changes:
                 holders.setdefault(i.name, []).append(s.index)
     weights = {i.node: i.name for i in graph.inputs if i.name in holders}
-    found: dict[str, int] = {}
-    for node in graph.calls:
-        found[node.name] = _home(node, found, weights, holders, len(plan.stages))
-    return found
+    known = _match(graph, plan.graph)
+    least = {name: before[known[name]] for name in known}
+    try:
+        return _homes(graph, least, weights, holders, len(plan.stages))
+    except PlanError:  # a node was taken for another one
+        return _homes(graph, {}, weights, holders, len(plan.stages))
 
 
-def _home(
-    node: fx.Node,
-    found: Mapping[str, int],
+def _match(graph: Graph, plan: Graph) -> dict[str, str]:
+    """Calls of a graph to those of the plan's, alike in op and place in the model, in order.
+
+    With one row, what repeats it for all rows is no node, and names count on from another number.
+    """
+    new, old = graph.calls, plan.calls
+    kinds = [[f"{n.target} {origin(n).name}" for n in calls] for calls in (new, old)]
+    blocks = SequenceMatcher(None, kinds[0], kinds[1], autojunk=False).get_matching_blocks()
+    return {new[b.a + k].name: old[b.b + k].name for b in blocks for k in range(b.size)}
+
+
+def _homes(
+    graph: Graph,
+    least: Mapping[str, int],
     weights: Mapping[str, str],
     holders: Mapping[str, list[int]],
     stages: int,
-) -> int:
-    read = node.all_input_nodes
-    first = max((found[r.name] for r in read if r.name in found), default=0)
-    wanted = [weights[r.name] for r in read if r.name in weights]
-    for stage in range(first, stages):
-        if all(stage in holders[w] for w in wanted):
-            return stage
-    raise PlanError(
-        "the model cannot be cut in evaluation as it is in training",
-        where=node.name,
-        got=f"weights {', '.join(wanted)} on stages {[holders[w] for w in wanted]}",
-        want=f"a stage from {first} on that holds them",
-    )
+) -> dict[str, int]:
+    """The first stage for every node: not before its operands, nor before ``least``."""
+    found: dict[str, int] = {}
+    for node in graph.calls:
+        read = node.all_input_nodes
+        first = max([found[r.name] for r in read if r.name in found], default=0)
+        first = max(first, least.get(node.name, 0))
+        wanted = [weights[r.name] for r in read if r.name in weights]
+        there = (k for k in range(first, stages) if all(k in holders[w] for w in wanted))
+        if (home := next(there, None)) is None:
+            raise PlanError(
+                "the model cannot be cut in evaluation as it is in training",
+                where=node.name,
+                got=f"weights {', '.join(wanted)} on stages {[holders[w] for w in wanted]}",
+                want=f"a stage from {first} on that holds them",
+            )
+        found[node.name] = home
+    return found
 
 
 def _forward(plan: Plan, devices: int, microbatches: int) -> Schedule:

@@ -86,6 +86,34 @@ def test_other_shapes_and_evaluation_keep_numbers_and_nesting(
             assert pipeline.step(batch).loss == pytest.approx(want)
 
 
+class ClassToken(nn.Module):
+    """A learned token beside those of every row, as in ViT: with one row nothing repeats it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.head = nn.Linear(8, 8), nn.Linear(8, 3)
+        self.token = nn.Parameter(torch.randn(1, 1, 8))
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = torch.tanh(self.inner(x))
+        both = torch.cat([self.token.expand(len(x), -1, -1), inner[:, None]], 1)
+        first: Tensor = self.attention(both, both, both, need_weights=False)[0][:, 0]
+        return torch.as_tensor(self.head(first))
+
+
+def test_a_last_microbatch_may_have_one_row() -> None:
+    """What is no node there does not move others to an earlier stage."""
+    torch.manual_seed(0)
+    model, x, labels = ClassToken(), torch.randn(5, 8), torch.randint(3, (5,))
+    loss = nn.functional.cross_entropy
+    want = float(loss(model(x), labels).detach())
+    given = (loss, labels[:4])
+    plan = pipec.compile(model, x[:4], "2xcpu", loss=given, schedule="zb-h1", microbatches=4)
+    with pipec.Pipeline(plan, model=model, loss=loss, optimizer=sgd) as pipeline:
+        assert pipeline.step({"x": x, "target": labels}).loss == pytest.approx(want)
+
+
 def test_an_argument_that_no_plan_keeps_is_told() -> None:
     model, x = Scaled(), torch.randn(4, 8)
     plan = pipec.compile(model, {"x": x, "scale": Pair(2.0, "x")}, "2xcpu")
