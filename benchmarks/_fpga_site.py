@@ -48,7 +48,7 @@ def ask(module: str, question: object) -> Any:
     """Run ``python -m MODULE`` with JSON on its stdin.
 
     Args:
-        module: Of a peer; it prints its result behind ``RESULT``.
+        module: Module of a peer; it prints its result behind ``RESULT``.
         question: JSON data.
 
     Returns:

@@ -204,7 +204,7 @@ class Workload:
         make: The model.
         data: Number of samples to inputs and targets.
         rows: Samples of one microbatch.
-        loss: Of its output and the targets.
+        loss: Loss of its output and the targets.
     """
 
     make: Callable[[], nn.Module]

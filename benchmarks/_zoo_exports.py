@@ -222,7 +222,7 @@ def quantise_file(
     Args:
         export: Writes the file in floats.
         path: The new file.
-        form: Of its nodes, ``QDQ`` or ``QOperator``.
+        form: Form of its nodes, ``QDQ`` or ``QOperator``.
         frames: Inputs by name, to calibrate with.
         options: More of ``quantize_static``.
     """

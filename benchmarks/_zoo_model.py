@@ -25,7 +25,8 @@ import torch
 from torch import Tensor
 
 from pipec.cli.main import cli as pipec
-from pipec.compiler.backend import StageRunner, load_backend
+from pipec.compiler.backend import load_backend
+from pipec.compiler.chain import StageRunner
 from pipec.errors import PipecError
 from pipec.graph.arrays import to_array, to_tensor
 from pipec.graph.ir import InputKind, tensor

@@ -53,16 +53,16 @@ class Row:
     """One measured iteration.
 
     Attributes:
-        file: Where it stands.
-        gpus: How many there are.
+        file: File that it stands in.
+        gpus: Number of GPUs.
         batch: Sequences of one step.
-        micro: Of one microbatch.
+        micro: Sequences of one microbatch.
         width: Hidden size.
-        heads: Of attention.
-        layers: How many.
+        heads: Heads of attention.
+        layers: Number of layers.
         tokens: Per sequence.
         data: Pipelines side by side.
-        stages: Of one pipeline.
+        stages: Stages of one pipeline.
         seconds: Measured.
     """
 

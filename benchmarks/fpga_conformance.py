@@ -56,7 +56,7 @@ class Row:
     """The result of one model.
 
     Attributes:
-        name: Of the model; ``stages`` of it; ``engines`` in all of them.
+        name: Name of the model; ``stages`` of it; ``engines`` in all of them.
         error: Largest error relative to the largest value of its boundary.
         of_bound: Largest share of what is allowed, of all boundaries and outputs.
         streamed: The same of the model's outputs, all stages running at once.

@@ -46,8 +46,8 @@ class Truth:
 
     Attributes:
         stage: The stage.
-        runner: It in torch.
-        weights: Its own.
+        runner: The stage in torch.
+        weights: Weights of the stage.
         arrived: What it reads; ``given`` the gradients of what it yields.
         saved: What its F saves.
         forward: What its F yields; ``backward`` what its B does.

@@ -58,8 +58,8 @@ class Part:
     Attributes:
         model: The whole network with weights.
         graph: The stage, values in and out.
-        trained: It on its board.
-        origins: Of its nodes, in the model's words.
+        trained: The stage on its board.
+        origins: Origins of its nodes, in the model's words.
     """
 
     model: Graph

@@ -45,8 +45,8 @@ def faults_of(numbers: Sequence[int], plans: Mapping[str, Path], folder: Path) -
 
     Args:
         numbers: Seeds.
-        plans: Of `bases`.
-        folder: Where mutants are written; nothing of them is left.
+        plans: Plans of `bases`.
+        folder: Folder of the mutants; nothing of them is left.
     """
     dozen = [_mutant(n, plans, folder) for n in numbers]
     try:

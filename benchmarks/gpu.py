@@ -131,7 +131,7 @@ def overlap(order: Schedule, spans: dict[int, tuple[float, float]]) -> float:
     """The share of the time of copies during which the device computes; 1 where there is none.
 
     Args:
-        order: Of one device.
+        order: Schedule of one device.
         spans: Place in its row to begin and end.
     """
     copies = {ActionKind.OFFLOAD, ActionKind.FETCH}

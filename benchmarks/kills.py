@@ -92,9 +92,9 @@ class Host:
     """A host and its agent, which is started again when it fails.
 
     Attributes:
-        name: Of its namespace.
+        name: Name of its namespace.
         command: Starts its agent.
-        folder: Where all hosts write.
+        folder: Folder that all hosts write to.
         starts: How often the agent was started.
     """
 

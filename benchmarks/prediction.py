@@ -127,7 +127,7 @@ class Cell:
 
     Attributes:
         model: Name of the model.
-        stages: Of its plan.
+        stages: Stages of its plan.
         order: The schedule.
         pipeline: What runs.
         predicted: Seconds of a step, by window.

@@ -68,7 +68,7 @@ class PartitionPass(Pass):
         stages: Number of stages; as many as fill the devices if not given.
         schedule: The schedule whose placement is cut for; one stage per device if empty or
             ``fastest``.
-        microbatches: Of that schedule.
+        microbatches: Microbatches of that schedule.
         order: Whether devices keep their ``fixed`` order.
         activations: Whether what a microbatch saves counts against the memory; not where a later
             pass moves or recomputes what does not fit.

@@ -78,7 +78,7 @@ def boundary_layer(
     Args:
         graph: The whole model.
         stage_of: Call node to stage.
-        seconds: Of every stage.
+        seconds: Seconds of every stage.
 
     Returns:
         The slowest stage's first splittable node if the stage before it is less loaded than the

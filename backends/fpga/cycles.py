@@ -208,7 +208,7 @@ class _Trials:
     """Simulations of one stage under changing depths.
 
     Attributes:
-        processes: Of the stage; ``initial`` tokens of its streams.
+        processes: Processes of the stage; ``initial`` tokens of its streams.
         best: Depths that are known to be good.
         interval: What they must keep.
         budget: Handshakes that may still be simulated.

@@ -43,7 +43,7 @@ class Accuracy:
 
     Attributes:
         stage: The stage that computes it.
-        value: Its name.
+        value: Name of the value.
         frames: Sets of inputs that were run.
         max_relative_error: Largest difference, over the largest magnitude.
         mean_relative_error: Mean difference, over the mean magnitude.

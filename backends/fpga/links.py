@@ -27,7 +27,7 @@ class Frame:
     """A value's tokens of one frame, as they cross a link.
 
     Attributes:
-        tokens: How many.
+        tokens: Number of tokens.
         width: Bytes of each, at most `FLIT_BYTES`.
     """
 

@@ -123,7 +123,7 @@ def with_control(
         updated: Bits of the words of memory that it reads and writes.
         word: Bits of what it moves from one place to another; operators register it themselves.
         ports: FIFOs that it reads or writes, each with a handshake.
-        bits: Of a counter. The last iteration is found by a comparison; registers hold the counter
+        bits: Bits of a counter. A comparison finds the last iteration; registers hold the counter
             of the whole loop, those of the loops that it is made of, and an address.
     """
     sums = bits + CARRY_LUT + additions * (bits + CARRY_LUT + 2 * CHOICE_LUT)

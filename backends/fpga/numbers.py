@@ -35,8 +35,8 @@ class Int8:
     """One format.
 
     Attributes:
-        mantissa: Of the scale, below 2**24.
-        exponent: Of the scale, to base 2.
+        mantissa: Mantissa of the scale, below 2**24.
+        exponent: Exponent of the scale, to base 2.
         zero: The raw number that stands for 0.
     """
 

@@ -24,7 +24,7 @@ class Run:
     """Equal firings.
 
     Attributes:
-        count: How many.
+        count: Number of firings.
         delta: Cycles from the firing before to each of them, at least.
         reads: Bit k: each reads a token of input k.
         writes: Bit k: each writes a token of output k.

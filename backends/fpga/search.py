@@ -120,7 +120,7 @@ class Search:
 
     Attributes:
         network: What is computed (`lowering.lower.lower`).
-        board: Where.
+        board: Board of the stage.
         name: Stage name.
         reserved: FIFOs that are known to become at least so deep; room is kept for them.
         movable: Whether a FIFO may lie in DDR (``Stream.memory`` says which do); none if not given.

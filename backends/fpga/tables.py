@@ -35,7 +35,7 @@ class OnChip:
     Attributes:
         name: C++ name in namespace ``table`` and name of its ``.bin`` file.
         weight: The table.
-        first_beat: Where it starts in the memory image of its element type.
+        first_beat: Its first beat in the memory image of its element type.
     """
 
     name: str
@@ -63,9 +63,9 @@ class Pointer:
     """A memory pointer of the top function.
 
     Attributes:
-        name: Of the argument.
+        name: Name of the argument.
         word: C++ type of what it points at.
-        words: How many of these lie there.
+        words: Number of words that lie there.
         port: Its memory port; images of tables have one together.
         table: File of the table that is read through it, if it is one.
         mover: The engine that moves values through it, if one does.

@@ -25,7 +25,7 @@ class Module:
     """The report of one synthesised module.
 
     Attributes:
-        name: Its name.
+        name: Name of the module.
         loops: (initiation interval, pipeline stages) of each pipelined loop.
         latency: Most cycles of one call; None where the tool does not know.
         resources: ``dsp``, ``bram36``, ``uram``, ``lut``, ``ff``, with all that it calls.

@@ -26,7 +26,7 @@ class Wire:
     """One value that a stage reads or writes, on a port or in memory.
 
     Attributes:
-        name: Of its C++ argument.
+        name: Name of its C++ argument.
         is_input: Whether the stage reads it.
         port: What is on it.
         stream: In which tokens.

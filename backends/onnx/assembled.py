@@ -30,7 +30,7 @@ class Assembly:
     """The source of a plan, read again, as stages that leave open what axes they can.
 
     Args:
-        plan: Of an ONNX file.
+        plan: Plan of an ONNX file.
 
     Attributes:
         axes: The axes that the file leaves open.

@@ -10,7 +10,7 @@ from torch import Tensor
 from pipec.backends.onnx.assembled import Assembly, Written
 from pipec.backends.onnx.exported import StageExporter
 from pipec.backends.onnx.files import Names, check_file, check_shapes, write_model
-from pipec.backends.onnx.profiled import profile
+from pipec.backends.onnx.profile import profile
 from pipec.backends.onnx.runner import onnx_runner
 from pipec.compiler.backend import Backend, Emitted
 from pipec.compiler.stage_timing import sum_stage_times

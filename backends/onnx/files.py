@@ -111,7 +111,7 @@ def check_shapes(proto: onnx.ModelProto, weights: Mapping[str, Tensor | Array]) 
 
     Args:
         proto: A model, before `write_model` puts the weights into it.
-        weights: Those; of large ones only types and shapes are looked at.
+        weights: Weights of the model; of large ones only types and shapes are looked at.
 
     Raises:
         BackendError: A node, or what the model says of its outputs, does not fit.

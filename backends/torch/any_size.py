@@ -19,7 +19,7 @@ class AnySize:
     """Runs rounds of a pipeline; its stages are made anew for every new shape of the inputs.
 
     Args:
-        pipeline: Of the plan at the planned sizes.
+        pipeline: Pipeline of the plan at the planned sizes.
         axes: What is open, with the arguments that follow sizes.
         batch: Inputs of a microbatch by its number; all ranks ask for all of them.
     """

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from pipec.backends.torch import run as engine
 from pipec.backends.torch.exported import OpenStage, export_stage, write_exported
 from pipec.backends.torch.launcher import train_script
-from pipec.backends.torch.opened import find_axes, read_axes
+from pipec.backends.torch.open_axes import find_axes, read_axes
 from pipec.backends.torch.runner import stage_runner
 from pipec.compiler.backend import Backend, Emitted
 from pipec.compiler.chain import StageRunner

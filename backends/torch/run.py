@@ -12,7 +12,7 @@ import click
 import torch
 
 from pipec.backends.torch.any_size import AnySize
-from pipec.backends.torch.opened import read_axes
+from pipec.backends.torch.open_axes import read_axes
 from pipec.compiler.declared import Options, option
 from pipec.compiler.endless import make_endless
 from pipec.compiler.job import Job

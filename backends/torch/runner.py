@@ -21,7 +21,7 @@ def stage_runner(
     Args:
         graph: The stage without communication nodes.
         weights: Its weights by name.
-        sized: Where inputs may have other sizes, the arguments of its nodes that follow these.
+        sized: Arguments of its nodes that follow the sizes of inputs, where these may differ.
 
     Returns:
         From user inputs and values by name to outputs and values by name. Gradients are off; the

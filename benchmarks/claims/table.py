@@ -9,7 +9,7 @@ class Row:
 
     Attributes:
         claim: What was published.
-        setting: Where.
+        setting: Models, devices and links.
         ours: What our model gives at that setting.
         why: Why the two differ, where they do.
     """

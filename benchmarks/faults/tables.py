@@ -23,7 +23,7 @@ def changes(
     Args:
         tables: By name, floats and integers.
         rng: For what a stale version differs by.
-        readers: How many nodes read a table.
+        readers: Number of nodes that read a table.
     """
     for name, table in tables.items():
         for kind, change in _KINDS.items():

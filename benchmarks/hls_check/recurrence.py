@@ -53,9 +53,9 @@ class Body:
 
     Attributes:
         function: Its function.
-        loop: Its blocks.
+        loop: Blocks of the loop.
         arrays: Pragmas by function (empty for one that is a part of others) and variable.
-        delays: Of operators.
+        delays: Delays of operators.
         sizes: Words by global array, dimension by dimension.
     """
 

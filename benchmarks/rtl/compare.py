@@ -32,7 +32,7 @@ class Comparison:
         simulated: Interval and latency of the simulator; None if it found a deadlock.
         measured: The same of the RTL.
         handshakes: Tokens whose cycle of visibility was compared.
-        different: How many differ.
+        different: Number of those that differ.
         stalls: Cycles lost on all streams, simulated and measured.
         stall_difference: Sum over the streams of the absolute difference.
     """

@@ -29,7 +29,7 @@ class Measured:
     Attributes:
         release: Whose RTL.
         nest: The engine, in pipec's terms.
-        cycles: Of the first frame from its first to its last beat, or of a later frame.
+        cycles: Cycles of the first frame from its first to its last beat, or of a later frame.
     """
 
     release: str

@@ -14,7 +14,7 @@ from onnx import helper, numpy_helper
 from torch import Tensor, nn
 
 from pipec.backends.torch.any_size import AnySize
-from pipec.backends.torch.opened import read_axes
+from pipec.backends.torch.open_axes import read_axes
 from pipec.compiler.backend import load_backend
 from pipec.compiler.chain import run_chain
 from pipec.compiler.driver import emit

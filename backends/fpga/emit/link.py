@@ -186,7 +186,7 @@ def connectivity(
 
     Args:
         stages: The kernels of a board and what is around each.
-        kernels: Those on the links: instance to kernel.
+        kernels: Kernels on the links: instance to kernel.
         links: The streams of every side that has a link.
         udp: Whether these are UDP network kernels.
         joints: Pairs of pins that are joined besides.
@@ -249,9 +249,9 @@ def board_design(
     """A block design of several kernels.
 
     Args:
-        name: Of the block design.
-        cells: Its kernels by cell and what is around each, at least one; all have one clock.
-        folders: Where their IPs are, relative to the script.
+        name: Name of the block design.
+        cells: Kernels by cell with their connections, at least one; all have one clock.
+        folders: Folders of their IPs, relative to the script.
         sides: Links of the only kernel.
         joints: Pairs of pins of kernels that are joined.
     """

@@ -73,11 +73,11 @@ def write_stage(
 
     Args:
         design: The stage.
-        directory: Where to; made if missing.
+        directory: Folder to write; made if missing.
         golden: One frame of data for the test bench; None leaves the folder empty.
         tolerance: What the test bench accepts.
         own: Values of outputs to what it accepts of them, where that is less.
-        site: Where the stage is to run; a board without a platform if not given.
+        site: Place where the stage is to run; a board without a platform if not given.
         facts: What ``stage.json`` says besides.
 
     Raises:

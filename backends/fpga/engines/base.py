@@ -245,7 +245,7 @@ class Layer:
         rescale: How its sums become 8-bit integers, where it computes in integers; role
             ``rescale`` where every result has a multiplier of its own.
         used: Share of the weights that are not zero by construction.
-        steps: Of a `Map`: its chain, on one or two edges.
+        steps: Chain of a `Map`, on one or two edges.
     """
 
     name: str
@@ -293,7 +293,7 @@ class Engine:
         depth: Pipeline depth D: a token written by a firing at cycle t is visible at t + D.
         weights: Tables, by role.
         dtype: Element type of what it reads and writes.
-        second: That of its second input, ``result`` of its output, where they differ from it.
+        second: Type of its second input, ``result`` of its output, where they differ from it.
         narrowing: How its sums become 8-bit integers, if they do.
         node: The graph node it came from.
         origin: That node in the user's words (``Conv conv1 (model.py:8)``).

@@ -20,8 +20,8 @@ class Exact:
 
     Attributes:
         text: The expression, of type ``int64_t``.
-        fraction: It stands for ``text / 2**fraction``.
-        bits: Its magnitude is at most ``2**bits``.
+        fraction: Bits behind the point: the number is ``text / 2**fraction``.
+        bits: Bits of the largest magnitude, ``2**bits``.
     """
 
     text: str

@@ -41,7 +41,7 @@ class MemoryPorts:
     """Memory ports of a board, each a DDR controller or an HBM channel.
 
     Attributes:
-        count: How many.
+        count: Number of ports.
         room: Bytes behind each.
     """
 

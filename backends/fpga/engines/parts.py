@@ -67,7 +67,7 @@ class Weight:
             ``table``, ``table0`` ...
         shape: Shape of the final array.
         dtype: Element type.
-        memory: Where it lies.
+        memory: Memory that it lies in.
         sources: Names of the model's weights that it is computed from.
         values: Computes the final array (float64 or integers; cast to ``dtype`` when stored).
             Raises BackendError where the model has no weights (built without data).

@@ -28,7 +28,7 @@ class Emit(TorchDispatchMode):
     Attributes:
         graph: The graph that grows; no new node has a name that is taken.
         old: The node that is replaced; its origin is passed on.
-        mode: Of the fake tensors.
+        mode: Mode of the fake tensors.
         constants: What depends on weights alone in the old graph.
         env: Old nodes to new ones, or to one per item.
     """

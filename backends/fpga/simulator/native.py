@@ -49,8 +49,8 @@ class Flow:
     Attributes:
         tokens: Tokens written.
         empty: Cycles that its reader waited for tokens; ``full`` its writer for slots.
-        last_empty: The same in the last frame alone; ``last_full`` likewise.
-        digest: Of the cycles at which its tokens became visible: FNV-1a over whole 64-bit words.
+        last_empty: ``empty`` of the last frame alone; ``last_full`` likewise.
+        digest: Hash of the cycles when its tokens became visible: FNV-1a over whole 64-bit words.
     """
 
     tokens: int

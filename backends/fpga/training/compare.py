@@ -44,7 +44,7 @@ def compare_emitted(
         source: The whole model with weights, traced from its source.
         batches: The model's inputs and targets by name, one set per microbatch.
         tolerance: Largest relative error.
-        seed: Of random ops.
+        seed: Seed of random ops.
         runners: The stages as their backend loaded them.
 
     Returns:

@@ -53,7 +53,7 @@ class Feature:
     """One saved value.
 
     Attributes:
-        value: Its name.
+        value: Name of the value.
         stream: In which it leaves F.
         sets: Microbatches in flight.
         memory: ``uram``, ``bram`` or ``ddr``.
@@ -163,7 +163,7 @@ class Kernels:
         B: Backward, weight gradients included.
         interval: Cycles per microbatch when both run at the same time.
         features: Saved values and their places.
-        saved: Where those wait that stay on chip; None if none does.
+        saved: Kernel of the values that wait on chip; None if none does.
     """
 
     F: StageDesign

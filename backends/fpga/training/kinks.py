@@ -29,8 +29,8 @@ class Sides:
     """Changes by other sides of ReLUs and other maxima of windows.
 
     Attributes:
-        relus: How many elements of ReLUs lie on another side.
-        maxima: How many windows of max pooling have another largest element.
+        relus: Number of elements of ReLUs that lie on another side.
+        maxima: Number of windows of max pooling that have another largest element.
         gradients: What that adds to the sums of the parameters' gradients; empty where none does.
     """
 
@@ -55,10 +55,10 @@ def apply_sides(
     """The changes that follow from the sides that the kernels took.
 
     Args:
-        stages: Of the plan.
-        weights: Of the whole model.
+        stages: Stages of the plan.
+        weights: Weights of the whole model.
         batches: The model's inputs and targets by name, one set per microbatch.
-        seed: Of random ops.
+        seed: Seed of random ops.
         saved: What the kernels saved, by name, of a stage and microbatch.
         tolerance: Largest error of such an element, and largest difference of the two elements of a
             window, relative to their tensor's largest magnitude; where it is larger, torch's stays.

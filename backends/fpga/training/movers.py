@@ -43,7 +43,7 @@ class Place:
     """Where a value lies in DDR.
 
     Attributes:
-        name: Of the buffer, and of the pointers to it.
+        name: Name of the buffer, and of the pointers to it.
         slots: Frames of the ring; 0 for a sum.
         group: Buffers of one group lie in one bank.
     """

@@ -38,10 +38,10 @@ class Mask:
     """A mask that the host sends to F for every microbatch.
 
     Attributes:
-        name: Of F's input.
+        name: Name of F's input.
         draw: Number of the random op in the model.
-        probability: That an element is dropped.
-        shape: Of the mask, float32.
+        probability: Probability that an element is dropped.
+        shape: Shape of the mask, float32.
     """
 
     name: str
@@ -117,7 +117,7 @@ class Phases:
         B: Backward, weight gradients included.
         saved: Names of the values that F yields and B reads.
         counters: Names of the counters of batches, which the host keeps.
-        masks: Of dropout, inputs of F.
+        masks: Masks of dropout, inputs of F.
     """
 
     F: Graph

@@ -49,7 +49,7 @@ class TrainingRecord(Struct, frozen=True, rename={"in_flight": "microbatches_in_
         parameters: As they lie in memory.
         update: Settings of the update, by name.
         counters: Counters of batches.
-        masks: Of dropout, which the host sends to F.
+        masks: Masks of dropout, which the host sends to F.
         in_flight: Microbatches that rings have room for.
     """
 
@@ -78,11 +78,11 @@ class TrainedRunner:
     """The kernels of one stage in C simulation.
 
     Attributes:
-        folder: Where they were written.
+        folder: Folder of the stage.
         record: Its ``training.json``.
         forward_kernel: F; ``backward_kernel`` B; ``saved_kernel`` the FIFOs in between.
         memory: Directory of what the kernels share in memory.
-        microbatches: Of an update.
+        microbatches: Microbatches of an update.
         state: Running statistics.
         stream: Seed of a random op by its number in the model, for the next microbatch.
         waiting: Microbatch to what F has left on chip for B.

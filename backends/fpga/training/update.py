@@ -61,7 +61,7 @@ class Slice(Struct, frozen=True, rename={"parameter": "name", "first": "first_ro
     """Where a parameter lies among those of its stage; in files by the names of its row.
 
     Attributes:
-        parameter: Its name.
+        parameter: Name of the parameter.
         first: Its first row; ``rows`` rows.
     """
 

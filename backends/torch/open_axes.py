@@ -24,7 +24,7 @@ def find_axes(plan: Plan, stages: Check, tolerance: float) -> Axes:
     """As many open axes as the stages of a plan can have, and the others with the reason.
 
     Args:
-        plan: Of a model that leaves axes open.
+        plan: Plan of a model that leaves axes open.
         stages: Makes the stages.
         tolerance: Largest relative error of an output at other sizes.
     """
