@@ -30,7 +30,7 @@ from pipec.graph.ir import Graph, OutputKind
 from pipec.options import parse_one
 from pipec.partition.costgraph import CostGraph, FloatArray, IntArray
 from pipec.partition.devices import Device
-from pipec.partition.result import CutResult, cut_result, stage_loads
+from pipec.partition.result import CutResult, make_result, stage_loads
 from pipec.partition.solve import solve_contiguous
 from pipec.plan.model import Fact, Partition, Plan, cut_stages
 from pipec.runtime.program import check_paired
@@ -308,7 +308,7 @@ class PartitionPass(Pass):
         loads = stage_loads(problem, stage, devices, links=links)
         lower = solved(np.full(len(devices), inf)).lower_bound
         order = range(len(devices))
-        return cut_result(problem, stage, order, loads, lower, f"layout {layout}", began)
+        return make_result(problem, stage, order, loads, lower, f"layout {layout}", began)
 
 
 @dataclass(frozen=True)

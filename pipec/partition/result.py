@@ -66,7 +66,7 @@ class CutResult:
         return len(self.device_order)
 
 
-def cut_result(
+def make_result(
     graph: CostGraph,
     stage: IntArray,
     device_order: Sequence[int],

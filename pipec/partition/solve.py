@@ -23,7 +23,7 @@ from pipec.partition.fitting import check_runnable, fit_memory, nothing_fits
 from pipec.partition.machine import Machine, make_machine
 from pipec.partition.proof.bounds import TOLERANCE
 from pipec.partition.proof.prove import prove
-from pipec.partition.result import CutResult, cut_result, stage_loads
+from pipec.partition.result import CutResult, make_result, stage_loads
 from pipec.partition.search.cutting import cut_orders
 from pipec.partition.search.incumbent import Incumbent, name_devices
 from pipec.partition.units import Units, make_units
@@ -78,7 +78,7 @@ def solve_contiguous(
         raise nothing_fits(graph, machine, fit_memory(graph, machine))
     loads, place = _loads(graph, machine, links, best)
     order = name_devices(machine, best.steps)
-    return cut_result(graph, best.stage, order, loads[place], lower, method, started)
+    return make_result(graph, best.stage, order, loads[place], lower, method, started)
 
 
 def _units(graph: CostGraph, machine: Machine) -> Units:

@@ -10,7 +10,7 @@ from pipec.cluster.units import show
 from pipec.graph.printer import graph_to_python
 from pipec.plan.model import STATE_WAITS, Plan, Stage
 from pipec.report.plan_data import Data, plan_data
-from pipec.report.saved import saved_table
+from pipec.report.saved import make_saved_table
 from pipec.report.table import Table
 
 _VALUES_SHOWN = 8
@@ -52,7 +52,7 @@ def print_plan(plan: Plan, console: Console, heaviest: int = 10) -> None:
     if data["idle_devices"]:
         devices = ", ".join(map(str, data["idle_devices"]))
         console.print(f"no stage is placed on device {devices}")
-    if (saved := saved_table(data["stages"])) is not None:
+    if (saved := make_saved_table(data["stages"])) is not None:
         console.print(saved)
     if data["explored"]:
         console.print(_show_explored(data))

@@ -34,7 +34,7 @@ def saved_data(plan: Plan, stage: Stage) -> Data | None:
     }
 
 
-def saved_table(stages: list[Data]) -> Table | None:
+def make_saved_table(stages: list[Data]) -> Table | None:
     """One row per stage and host slot; None if no stage was differentiated.
 
     Args:

@@ -26,7 +26,7 @@ from pipec.graph.ir import Graph, tensors
 from pipec.graph.quantised import DEQUANTIZE, QUANTIZE
 from pipec.partition.costgraph import CostGraph
 from pipec.partition.orders.linear import generate_orders
-from pipec.partition.result import CutResult, cut_result
+from pipec.partition.result import CutResult, make_result
 from pipec.partition.units import Units, make_units
 
 METHOD = "fold and cut: bisection over the interval, boards reach as far as they can"
@@ -156,4 +156,4 @@ def _result(
         stage_of[cut.order[start:end]] = number
     stage = stage_of[units.of_node]
     loads = np.full(len(cut.boards), chain.seconds(step))
-    return cut_result(problem, stage, cut.boards, loads, chain.bound, METHOD, began)
+    return make_result(problem, stage, cut.boards, loads, chain.bound, METHOD, began)

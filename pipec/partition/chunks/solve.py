@@ -21,7 +21,7 @@ from pipec.partition.fitting import NOTHING, check_runnable, fit_memory
 from pipec.partition.machine import make_machine
 from pipec.partition.proof.bounds import TOLERANCE, highest_load, make_bounds
 from pipec.partition.proof.reduce import find_never_cut, reduce_units
-from pipec.partition.result import NO_GAP, CutResult, cut_result, stage_loads
+from pipec.partition.result import NO_GAP, CutResult, make_result, stage_loads
 from pipec.partition.solve import solve_contiguous
 from pipec.partition.units import make_units
 
@@ -89,7 +89,7 @@ def solve_chunks(
             hint="use more devices, or larger ones",
         )
     loads = stage_loads(graph, best % k, devices)
-    return cut_result(graph, best, range(k), loads, lower, "CP-SAT", began)
+    return make_result(graph, best, range(k), loads, lower, "CP-SAT", began)
 
 
 def _contiguous(
