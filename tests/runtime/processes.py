@@ -8,11 +8,13 @@ import multiprocessing
 import os
 import signal
 import sys
+import tempfile
 import threading
 import uuid
 from collections.abc import Callable
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerContext
+from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -49,9 +51,13 @@ def elastic(
         start_method="forkserver",
         log_line_prefix_template=None,
     )
+    kept = tempfile.tempdir
+    get_temp_dir()  # of the server, which outlives this run
     try:
-        found: dict[int, Any] = elastic_launch(config, entry)(*args)
+        with tempfile.TemporaryDirectory() as tempfile.tempdir:  # for the errors of ranks
+            found: dict[int, Any] = elastic_launch(config, entry)(*args)
     finally:
+        tempfile.tempdir = kept
         for number, handler in before.items():
             signal.signal(number, handler)
     return found
