@@ -192,12 +192,12 @@ def schedule(
         waiting: Inputs that wait elsewhere until they are read, by value. If given, tokens that are
             repeated wait too, before that.
     """
-    known = _Known(design, interval)
+    placed = _PartialSchedule(design, interval)
     for port in design.inputs:
         if port.stream and port.value not in (waiting or ()):
             tokens = design.streams[port.stream].tokens
             evenly = _arrive_evenly(tokens, interval or tokens)
-            known.written[port.stream] = (arrivals or {}).get(port.value, evenly)
+            placed.written[port.stream] = (arrivals or {}).get(port.value, evenly)
     end, from_memory = 0.0, dict[str, Engine]()
     for engine in design.engines:
         if isinstance(engine.nest, Load | Const):
@@ -207,16 +207,16 @@ def schedule(
         for name in engine.inputs:
             if name in from_memory:
                 mover = from_memory[name]
-                known.place(mover, known.first_read(engine, name, set(from_memory)) - mover.depth)
-        end = max(end, known.place(engine))
-    found = Schedule(known.written, known.read, known.fired, end)
+                placed.place(mover, placed.first_read(engine, name, set(from_memory)) - mover.depth)
+        end = max(end, placed.place(engine))
+    found = Schedule(placed.written, placed.read, placed.fired, end)
     if interval is None:
         return found
     late = {e.name for e in design.engines if _may_be_late(e, design, waiting is not None)}
     return _delay(design, found, late, interval)
 
 
-class _Known:
+class _PartialSchedule:
     """The engines scheduled so far."""
 
     def __init__(self, design: StageDesign, interval: float | None) -> None:

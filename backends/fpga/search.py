@@ -139,7 +139,7 @@ class Search:
     def __post_init__(self) -> None:
         nodes = {layer.node: 0 for layer in self.network.layers}
         self._demands = Demands(self.network, self.board.precision, nodes)
-        self._known: dict[tuple[object, ...], StageDesign | Shortage] = {}
+        self._cache: dict[tuple[object, ...], StageDesign | Shortage] = {}
 
     def at(self, target: int) -> StageDesign | Shortage:
         """The design for a target interval, or what it lacks."""
@@ -166,9 +166,9 @@ class Search:
     def _lay_out(self, design: StageDesign) -> StageDesign | Shortage:
         """A folded design on the board; many targets have the same one."""
         folded = (*design.engines, *design.streams.values())
-        if folded not in self._known:
-            self._known[folded] = self._size(design)
-        return self._known[folded]
+        if folded not in self._cache:
+            self._cache[folded] = self._size(design)
+        return self._cache[folded]
 
     def _size(self, design: StageDesign) -> StageDesign | Shortage:
         """The same, FIFOs sized, some of them in DDR if they may lie there."""

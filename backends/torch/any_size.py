@@ -30,7 +30,7 @@ class AnySize:
         graph = first.plan.graph
         inputs = graph.inputs_of(InputKind.INPUT)
         self._planned = {i.name: tuple(tensor(graph.node(i.node)).shape) for i in inputs}
-        self._known: dict[Shape, tuple[int, Program]] = {tuple(self._planned.values()): (0, first)}
+        self._cache: dict[Shape, tuple[int, Program]] = {tuple(self._planned.values()): (0, first)}
 
     def round(self) -> Result:
         """Run the schedule once.
@@ -50,13 +50,13 @@ class AnySize:
         sizes = self._axes.sizes_of(self._batch(microbatch))
         shapes = self._axes.shapes(self._planned, sizes)
         key = tuple(map(tuple, shapes.values()))
-        if key not in self._known:
+        if key not in self._cache:
             first = self._pipeline.program
             plan = resize_plan(first.plan, self._axes, shapes)
             program = Program.of(plan, first.schedule)
             numbers = {e.add_shape(program) for e in self._pipeline.executors}
-            self._known[key] = numbers.pop(), program
-        return self._known[key]
+            self._cache[key] = numbers.pop(), program
+        return self._cache[key]
 
     def outputs(self, found: dict[str, torch.Tensor]) -> dict[str, torch.Tensor] | None:
         """The outputs of all ranks, on the first one."""

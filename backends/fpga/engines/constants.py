@@ -21,7 +21,7 @@ class Constants:
         self._weights = graph.weights
         self._names = {i.node: i.name for i in graph.inputs if i.kind.is_weight}
         self._sources: dict[fx.Node, tuple[str, ...]] = {}
-        self._known: dict[fx.Node, Any] = {}
+        self._cache: dict[fx.Node, Any] = {}
         for node in graph.module.graph.nodes:
             if node.op == "placeholder" and node.name in self._names:
                 self._sources[node] = (self._names[node.name],)
@@ -65,15 +65,15 @@ class Constants:
         return found.detach()
 
     def _evaluate(self, node: fx.Node) -> Any:
-        if node not in self._known:
+        if node not in self._cache:
             if node.op == "placeholder":
-                self._known[node] = self._weight(node)
+                self._cache[node] = self._weight(node)
             else:
                 args, kwargs = fx.node.map_arg((node.args, node.kwargs), self._evaluate)
                 assert callable(node.target)
                 with torch.no_grad():
-                    self._known[node] = node.target(*args, **kwargs)
-        return self._known[node]
+                    self._cache[node] = node.target(*args, **kwargs)
+        return self._cache[node]
 
     def _weight(self, node: fx.Node) -> torch.Tensor:
         name = self._names[node.name]
