@@ -14,7 +14,7 @@ import torch
 from pipec.backends.torch.any_size import AnySize
 from pipec.backends.torch.open_axes import read_axes
 from pipec.compiler.declared import Options, option
-from pipec.compiler.endless import make_endless
+from pipec.compiler.endless import endless
 from pipec.compiler.job import Job
 from pipec.errors import PipecError
 from pipec.files import check_output
@@ -171,7 +171,7 @@ def run(plan: Plan, job: Job, options: RunOptions) -> None:
             torch.set_num_threads(max(1, (os.cpu_count() or 1) // plan.schedule.devices))
             stack.enter_context(process_group(patience, options.device))
             agree(_common_options(job, options))
-        order = plan.schedule if options.drain else make_endless(plan)
+        order = plan.schedule if options.drain else endless(plan)
         device = local_device(options.device) if options.local else options.device
         pipeline = pipeline_of(
             plan, job.batch(), settings, schedule=order, timeout=patience, device=device

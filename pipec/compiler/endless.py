@@ -29,7 +29,7 @@ class Round:
     peak_bytes: tuple[float, ...]
 
 
-def make_endless(plan: Plan) -> Schedule:
+def endless(plan: Plan) -> Schedule:
     """One round of the schedule that a plan's own one is the beginning and the end of.
 
     A schedule with a flush is drained by its own definition and stays as it is.
@@ -53,7 +53,7 @@ def round_of(plan: Plan) -> Round:
         plan: Timed, with a schedule without a flush.
 
     Raises:
-        PlanError: As `make_endless`.
+        PlanError: As `endless`.
     """
     own = plan.schedule
     assert own is not None

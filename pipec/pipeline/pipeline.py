@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import nn
 
 from pipec.arguments import check_arguments
-from pipec.compiler.endless import make_endless
+from pipec.compiler.endless import endless
 from pipec.errors import PlanError
 from pipec.frontends.reload import bring_modules
 from pipec.graph.eager import eager_parts
@@ -183,7 +183,7 @@ class Pipeline:
         if "RANK" in os.environ and not dist.is_initialized():
             self._open.enter_context(process_group(timeout, device))
         held = open_weights(Path(weights)) if isinstance(weights, Path | str) else weights
-        order = plan.schedule if drain else make_endless(plan)
+        order = plan.schedule if drain else endless(plan)
         alone = device == "auto" and not dist.is_initialized()
         self._active = self._runner = pipeline_of(
             plan, self._inputs, settings, schedule=order, weights=held, timeout=timeout,

@@ -29,7 +29,7 @@ import pipec
 from pipec.cli.main import main
 from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.driver import default_passes, emit, make_plan
-from pipec.compiler.endless import make_endless
+from pipec.compiler.endless import endless
 from pipec.frontends.torch_module import from_module
 from pipec.frontends.trace import trace
 from pipec.graph.extract import extract
@@ -96,7 +96,7 @@ def compared(world: int, directory: Path) -> dict[str, float]:
         for k, (name, _, schedule, _, clip) in enumerate(RUNS[world]):
             plan = load_plan(directory / str(k))
             settings, batch = Settings(optimizer, clip=clip), batches(CASES[name], plan.graph)
-            order = make_endless(plan)
+            order = endless(plan)
             here = DistributedPipeline(plan, batch, settings, schedule=order)
             for _ in range(2):
                 here.round()

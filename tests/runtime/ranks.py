@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from pipec.compiler.endless import make_endless
+from pipec.compiler.endless import endless
 from pipec.errors import PipecError
 from pipec.graph.ir import InputKind, tensor
 from pipec.plan.model import Plan
@@ -81,7 +81,7 @@ def trained(
     with process_group(max(timeout, STARTED)):
         arm()
         pipeline = DistributedPipeline(
-            plan, data(plan), settings(), schedule=make_endless(plan), timeout=timeout
+            plan, data(plan), settings(), schedule=endless(plan), timeout=timeout
         )
         saved = Checkpoints(directory / "saved", pipeline.executors, timeout=timeout)
         train(pipeline, rounds, [arm], checkpoints=saved, every=1)
@@ -115,7 +115,7 @@ def soaked(directory: Path, rounds: int) -> list[dict[str, int]]:
     """What this process holds after a third of the rounds and after all, none of it being saved."""
     plan, found = load_plan(directory / "out"), list[dict[str, int]]()
     with process_group(PATIENCE):
-        pipeline = DistributedPipeline(plan, data(plan), settings(), schedule=make_endless(plan))
+        pipeline = DistributedPipeline(plan, data(plan), settings(), schedule=endless(plan))
         saved = Checkpoints(directory / "saved", pipeline.executors)
 
         def note(step: Step) -> None:

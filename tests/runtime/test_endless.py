@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pipec.compiler.endless import make_endless
+from pipec.compiler.endless import endless
 from pipec.errors import PipecError
 from pipec.pipeline.pipeline import Pipeline
 from pipec.plan.model import Plan
@@ -62,14 +62,14 @@ def pipeline(
 
 def test_every_rounds_window_is_the_one_that_stands_for_it() -> None:
     _, plan, _ = made("pipemare, concurrent", "long skip")
-    window = make_endless(plan)
+    window = endless(plan)
     own = plan.schedule
     assert own is not None
     assert window.first > 0
     assert sum(1 for a in window if a.kind.name == "F") == 4 * 8
     assert updates_per_round(window).tolist() == [8, 8, 8, 8]
     assert [delays(window, s) for s in range(4)] == [(7, 0), (5, 0), (3, 0), (1, 0)]
-    assert make_endless(plan.replace(schedule=scheduled(plan, "1f1b", 4))).first == 0
+    assert endless(plan.replace(schedule=scheduled(plan, "1f1b", 4))).first == 0
 
 
 @pytest.mark.parametrize("run", RUNS)
@@ -78,7 +78,7 @@ def test_ten_rounds_are_one_of_ten_times_the_microbatches(run: str, model: str) 
     case, plan, settings = made(run, model)
     name, _, microbatches, options = RUNS[run]
     long = pipeline(case, plan, settings, scheduled(plan, name, ROUNDS * microbatches, **options))
-    rounds = pipeline(case, plan, settings, make_endless(plan))
+    rounds = pipeline(case, plan, settings, endless(plan))
     drained = pipeline(case, plan, settings)
     losses = long.run(1)
     assert rounds.run(ROUNDS) == losses
@@ -92,7 +92,7 @@ def test_what_waits_in_host_memory_stays_there_between_rounds() -> None:
     plan = hosted(plan, 2, 2)
     long = pipeline(case, plan, settings, scheduled(plan, "pipedream", 40))
     rounds = pipeline(
-        case, plan, settings, make_endless(plan.replace(schedule=scheduled(plan, "pipedream", 4)))
+        case, plan, settings, endless(plan.replace(schedule=scheduled(plan, "pipedream", 4)))
     )
     assert rounds.run(10) == long.run(1)
     assert worst(rounds.state_dict(), long.state_dict()) == 0
@@ -101,7 +101,7 @@ def test_what_waits_in_host_memory_stays_there_between_rounds() -> None:
 def test_a_drained_pipeline_begins_anew() -> None:
     case, plan, settings = made("pipedream", "dropout")
     rounds, once = (
-        pipeline(case, plan, settings, make_endless(plan)),
+        pipeline(case, plan, settings, endless(plan)),
         pipeline(case, plan, settings),
     )
     losses = []
@@ -124,7 +124,7 @@ def test_a_drained_pipeline_begins_anew() -> None:
 @pytest.mark.parametrize("model", ["cnn", "dropout"])
 def test_a_checkpoint_holds_what_is_under_way(run: str, model: str, tmp_path: Path) -> None:
     case, plan, settings = made(run, model)
-    whole, first, second = (pipeline(case, plan, settings, make_endless(plan)) for _ in range(3))
+    whole, first, second = (pipeline(case, plan, settings, endless(plan)) for _ in range(3))
     losses = train(whole, 6)
     train(first, 3, checkpoints=Checkpoints(tmp_path, first.executors), every=2)
     checkpoints = Checkpoints(tmp_path, second.executors)
@@ -135,14 +135,12 @@ def test_a_checkpoint_holds_what_is_under_way(run: str, model: str, tmp_path: Pa
 @pytest.mark.parametrize("other", ["drained", "stages"])
 def test_what_is_under_way_goes_on_in_its_own_stages_alone(other: str, tmp_path: Path) -> None:
     case, plan, settings = made("pipedream", "dropout")
-    first = pipeline(case, plan, settings, make_endless(plan))
+    first = pipeline(case, plan, settings, endless(plan))
     train(first, 1, checkpoints=Checkpoints(tmp_path, first.executors))
     if other == "stages":
         plan = staged_once(case, seeded(case), 2)
         plan = plan.replace(schedule=scheduled(plan, "pipedream", 8))
-    second = pipeline(
-        case, plan, settings, plan.schedule if other == "drained" else make_endless(plan)
-    )
+    second = pipeline(case, plan, settings, plan.schedule if other == "drained" else endless(plan))
     with pytest.raises(PipecError, match=r"under way in other stages(.|\n)*drain"):
         Checkpoints(tmp_path, second.executors).resume()
 
@@ -152,9 +150,9 @@ def test_nothing_under_way_can_be_left_out(drop: str, tmp_path: Path) -> None:
     """Each part of what is kept is needed: without it the run ends otherwise, or not at all."""
     case, plan, settings = made("2bw", "dropout")
     plan = plan.replace(schedule=scheduled(plan, "pipedream-2bw", 4, update_every=4))
-    whole, second = (pipeline(case, plan, settings, make_endless(plan)) for _ in range(2))
+    whole, second = (pipeline(case, plan, settings, endless(plan)) for _ in range(2))
     losses = whole.run(4)
-    first = pipeline(case, plan, settings, make_endless(plan))
+    first = pipeline(case, plan, settings, endless(plan))
     for _ in range(2):
         first.round()
     for e in first.executors:
@@ -188,7 +186,7 @@ def test_a_round_that_is_no_whole_number_of_updates_is_refused() -> None:
     with pytest.raises(
         PipecError, match=r"whole number of updates(.|\n)*multiple of 4(.|\n)*drain"
     ):
-        make_endless(plan)
+        endless(plan)
 
 
 def test_a_schedule_that_its_generator_does_not_make_is_refused() -> None:
@@ -196,7 +194,7 @@ def test_a_schedule_that_its_generator_does_not_make_is_refused() -> None:
     assert plan.schedule is not None
     edited = plan.schedule.replace(version=plan.schedule.version * 0)
     with pytest.raises(PipecError, match=r"not what its generator makes(.|\n)*--drain"):
-        make_endless(plan.replace(schedule=edited))
+        endless(plan.replace(schedule=edited))
 
 
 def plain_pipedream(

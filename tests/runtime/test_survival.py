@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from pipec.compiler.endless import make_endless
+from pipec.compiler.endless import endless
 from pipec.plan.store import load_plan
 from pipec.runtime.local import LocalPipeline
 from pipec.runtime.train import train
@@ -36,9 +36,7 @@ def test_kills_at_random_points_change_no_bit(schedule: str, tmp_path: Path) -> 
     places = (tmp_path / "deaths").read_text().splitlines()
     assert len(places) == KILLS
     plan = load_plan(tmp_path / "out")
-    undisturbed = LocalPipeline(
-        plan, ranks.data(plan), ranks.settings(), schedule=make_endless(plan)
-    )
+    undisturbed = LocalPipeline(plan, ranks.data(plan), ranks.settings(), schedule=endless(plan))
     train(undisturbed, ROUNDS)
     end, want = load_file(tmp_path / "end.safetensors"), undisturbed.state_dict()
     assert end.keys() == want.keys()
@@ -51,9 +49,7 @@ def test_what_one_rank_finds_damaged_all_ranks_pass_over(tmp_path: Path) -> None
     file = tmp_path / "saved" / "round-3" / "1.safetensors"
     file.write_bytes(file.read_bytes()[:-1])
     elastic(ranks.survives, tmp_path, 4, [], ranks=2)
-    undisturbed = LocalPipeline(
-        plan, ranks.data(plan), ranks.settings(), schedule=make_endless(plan)
-    )
+    undisturbed = LocalPipeline(plan, ranks.data(plan), ranks.settings(), schedule=endless(plan))
     train(undisturbed, 4)
     end, want = load_file(tmp_path / "end.safetensors"), undisturbed.state_dict()
     assert all(torch.equal(end[n], want[n]) for n in want)
