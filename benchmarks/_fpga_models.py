@@ -92,9 +92,8 @@ def make_model(name: str) -> Made:
 def write_model(name: str, folder: Path) -> str:
     """Save a model with random weights; returns its spec."""
     if name in OTHERS:
-        text = (
-            f"from benchmarks._fpga_models import made\ndef factory():\n    return made({name!r})\n"
-        )
+        head = "from benchmarks._fpga_models import make_model\n"
+        text = f"{head}def factory():\n    return make_model({name!r})\n"
         (folder / f"{name}.py").write_text(text)
         return f"{folder / name}.py:factory"
     path = folder / f"{name}.onnx"

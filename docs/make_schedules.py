@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 from pipec.schedule.lower import lower
-from pipec.schedule.registry import generator, names
+from pipec.schedule.registry import find_generator, names
 from pipec.simulate.draw_svg import svg
 from pipec.simulate.simulate import simulate
 from pipec.simulate.timeline import Timeline
@@ -24,7 +24,7 @@ def timeline(name: str) -> Timeline:
     stages = 2 * DEVICES if name in CHUNKED else DEVICES
     stages = DEVICES // 2 if name == "pipefb" else stages
     share = DEVICES / stages
-    schedule = lower(generator(name)(stages, MICROBATCHES))
+    schedule = lower(find_generator(name)(stages, MICROBATCHES))
     return simulate(schedule, Times.uniform(stages, share, 2 * share))
 
 
@@ -50,7 +50,7 @@ def page() -> str:
 
 
 def _part(name: str) -> str:
-    function = generator(name)
+    function = find_generator(name)
     text = inspect.cleandoc(function.__doc__ or "")
     summary = re.split(r"\n\n(?:Args|Raises|Example):", text)[0]
     options = list(inspect.signature(function).parameters.values())[2:]
