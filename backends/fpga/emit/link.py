@@ -104,7 +104,7 @@ class Side:
 
     @property
     def mux(self) -> Shared | None:
-        """The same kernel where a link that drops nothing needs it (`links.in_packets`)."""
+        """The same kernel where a link that drops nothing needs it (`links.needs_packets`)."""
         return self.packets if needs_packets([*map(Frame.of, self.beats)]) else None
 
     @property

@@ -150,7 +150,7 @@ class Builder:
         constants: Its constant nodes.
         layers: Layers so far, by name.
         values: What the nodes so far yield.
-        border: Makes the padding around a value that a node yields (`maps.around`).
+        border: Makes the padding around a value that a node yields (`maps.pad_around`).
         pace: Cycles per frame that are aimed at; 0 if not known. An input of more pixels is read
             by two at a time, a matrix of more beats of memory by several ports.
         memory: Memory ports of the board.

@@ -26,7 +26,7 @@ aten = torch.ops.aten
 
 @lowers("aten._native_batch_norm_legit_functional.default")
 def batch_norm(b: Builder, node: fx.Node) -> Value:
-    """In inference it is `written.batch_norm`, on a board that trains `rules.batch_norm`."""
+    """In inference it is `written.batch_norm`, on a board that trains `backward.batch_norm`."""
     raise UnsupportedError("batch normalisation in training mode", "export the model in eval mode")
 
 
