@@ -82,6 +82,12 @@ class Function:
     blocks: dict[str, list[Instruction]] = field(default_factory=dict)
     arguments: frozenset[str] = frozenset()
 
+    @property
+    def name_in_source(self) -> str:
+        """Name without its types: the first identifier of a mangled name."""
+        match = re.match(r"@_ZL?(\d+)", self.name)
+        return self.name[match.end() :][: int(match[1])] if match else self.name[1:]
+
     def __iter__(self) -> Iterator[Instruction]:
         """All instructions."""
         for block in self.blocks.values():

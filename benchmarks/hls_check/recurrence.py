@@ -13,6 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 
 import networkx as nx
 
@@ -39,8 +40,6 @@ _LIBRARY = {"sqrt": "sqrt", "exp": "exp", "tanh": "exp", "log": "exp", "erf": "e
             "sin": "exp", "cos": "exp"}  # fmt: skip
 LANES = 16
 """Iterations through which a lane of a vector is followed."""
-MOST = 1000
-"""An interval beyond which something is misread."""
 MARK = "pipec_distance_"
 """What a function is called that stands for a ``DEPENDENCE`` pragma, the array's name behind it."""
 SMALL_ARRAY = 4
@@ -103,9 +102,13 @@ class Body:
             if len(part) > 1:
                 graph = self.graph.subgraph(part)
                 while cycle := longer_cycle(graph, ii * self.delays.usable):
-                    if ii > MOST:
-                        raise BackendError("a recurrence in no time", got=" ".join(cycle))
-                    ii, worst = ii + 1, tuple(cycle)
+                    worst = tuple(i.op if i.op != "call" else f"call {i.callee}" for i in cycle)
+                    edges = [graph.edges[e] for e in pairwise([*cycle, cycle[0]])]
+                    distance = sum(e["distance"] for e in edges)
+                    if not distance:
+                        raise BackendError("a recurrence in no time", got=" ".join(worst))
+                    least = sum(e["delay"] for e in edges) / distance / self.delays.usable
+                    ii = max(ii + 1, math.ceil(least - 1e-9))
         return ii, worst
 
     @cached_property
@@ -210,7 +213,12 @@ class Body:
                 if not never_meet(store, load, whole=words):
                     distance = self._distance(store, load)
                     if distance:
-                        yield store.at, load.at, distance, self.delay(store.at)
+                        kept = distance == 1 and self._is_kept(store, load)
+                        yield store.at, load.at, distance, self.delay(store.at) * (not kept)
+
+    def _is_kept(self, store: Access, load: Access) -> bool:
+        """Whether a word stays in a register between iterations; in engines none does."""
+        return False
 
     def _distance(self, store: Access, load: Access) -> int:
         """Iterations from a store to a load that may read the same word."""

@@ -21,6 +21,7 @@ def ends_of(
     period: float,
     ii: int = 1,
     sums: Mapping[Instruction, Sequence[Instruction | None]] | None = None,
+    ready: Mapping[Instruction, float] | None = None,
 ) -> dict[Instruction, int]:
     """Cycle in which each operation has ended, counted from the start of the iteration.
 
@@ -36,6 +37,7 @@ def ends_of(
         ii: Cycles from one iteration to the next.
         sums: Additions to all that they sum, two by two, what is there first before the rest;
             None for what is there from the start on.
+        ready: Nanoseconds before which an operation does not begin.
     """
     here = graph.subgraph(operations)
     number = {i: k for k, part in enumerate(nx.strongly_connected_components(here)) for i in part}
@@ -53,7 +55,8 @@ def ends_of(
 
     for i in nx.topological_sort(now):
         waits = (ends[p] - now.edges[p, i]["before"] for p in now.predecessors(i))
-        ends[i] = end(max((0.0, *waits)), delay(i))
+        first = ready.get(i, 0.0) if ready else 0.0
+        ends[i] = end(max((first, *waits)), delay(i))
         if sums and i in sums:
             terms = sorted(ends.get(p, 0.0) if p else 0.0 for p in sums[i])
             while len(terms) > 1:
@@ -114,7 +117,7 @@ def _beside(flow: "nx.DiGraph[str]", blocks: set[str]) -> set[str]:
     return {s for b in blocks for s in flow.successors(b)}
 
 
-def longer_cycle(graph: "nx.DiGraph[Instruction]", period: float) -> list[str]:
+def longer_cycle(graph: "nx.DiGraph[Instruction]", period: float) -> list[Instruction]:
     """A cycle whose delays exceed its distances times a period; empty if there is none."""
     time = dict.fromkeys(graph, 0.0)
     before: dict[Instruction, Instruction] = {}
@@ -127,7 +130,7 @@ def longer_cycle(graph: "nx.DiGraph[Instruction]", period: float) -> list[str]:
         if not moved:
             return []
         if cycle := _find_cycle(before):
-            return [i.op if i.op != "call" else f"call {i.callee}" for i in cycle]
+            return cycle
     raise AssertionError("longest paths without an end have a cycle")
 
 

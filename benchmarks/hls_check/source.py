@@ -1,0 +1,245 @@
+"""C++ for an HLS tool as text: its loops, what its pragmas say, and the same in clang's words."""
+
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+
+_FOR = re.compile(r"(?:\b(\w+)\s*:\s*)?\bfor\s*\(")
+_HEAD = re.compile(r"^void\s+(\w+)\s*\(", re.MULTILINE)
+_PARTITION = re.compile(r"#pragma HLS array_partition (.*)", re.IGNORECASE)
+_UNROLL = re.compile(r"#pragma HLS unroll(?: +factor *= *(\d+))?", re.IGNORECASE)
+_PIPELINE = re.compile(r"#pragma HLS pipeline +II *= *(\d+)", re.IGNORECASE)
+_ARRAY = re.compile(r"(\w+)((?:\[[^\]]*\])+)\s*(?=[,)\n])")
+_LOCAL = re.compile(r"^\s*float (\w+)((?:\[[^\]]*\])+);", re.MULTILINE)
+_COMMA = re.compile(r",(?![^<]*>)")
+Banks = dict[int, tuple[str, int]]
+"""Kind and factor of a partition by dimension, counted from 1; dimension 0 for all of them."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an array lies.
+
+    Attributes:
+        banks: What pragmas say.
+        free: Whether the tool chooses banks where no pragma does: an array inside of the kernel.
+        shape: Sizes of its dimensions, 0 for what is no number.
+    """
+
+    banks: Banks = field(default_factory=dict)
+    free: bool = False
+    shape: tuple[int, ...] = ()
+
+
+@dataclass(eq=False)
+class SourceLoop:
+    """A loop of a source file.
+
+    Attributes:
+        label: Its label, or ``VITIS_LOOP_`` and the line of its ``for``, as the tool names it.
+        begin: Where its ``for`` begins; ``body`` and ``end`` are where its body does, and ends.
+        braces: Whether its body is in braces.
+        outer: The loop around it.
+        function: The function that it is in.
+    """
+
+    label: str
+    begin: int
+    body: int
+    end: int
+    braces: bool
+    outer: "SourceLoop | None"
+    function: str
+
+    def around(self) -> Iterator["SourceLoop"]:
+        """The loops around it, the nearest first."""
+        loop = self.outer
+        while loop is not None:
+            yield loop
+            loop = loop.outer
+
+    def count_levels(self, name: str) -> int:
+        """Of how many loops, this the innermost, a report's name consists; 0 if it does not.
+
+        Example:
+            >>> outer = SourceLoop("rows", 0, 0, 9, True, None, "f")
+            >>> inner = SourceLoop("VITIS_LOOP_7", 2, 3, 8, True, outer, "f")
+            >>> inner.count_levels("rows_VITIS_LOOP_7_2"), inner.count_levels("VITIS_LOOP_7_2")
+            (2, 1)
+            >>> inner.count_levels("columns_VITIS_LOOP_7_2"), outer.count_levels("more_rows")
+            (0, 0)
+        """
+        rest, levels = name, 0
+        for loop in (self, *self.around()):
+            number = r"_\d+" if loop.label.startswith("VITIS_LOOP_") else ""
+            match = re.search(rf"(?:^|_){re.escape(loop.label)}{number}$", rest)
+            if match is None:
+                break
+            rest, levels = rest[: match.start()], levels + 1
+        return 0 if rest else levels
+
+
+def find_closing(text: str, at: int, pair: str) -> int:
+    """Place of what closes the parenthesis or brace at a place.
+
+    Raises:
+        ValueError: Nothing does.
+    """
+    depth = 0
+    for k in range(at, len(text)):
+        depth += (text[k] == pair[0]) - (text[k] == pair[1])
+        if not depth:
+            return k
+    raise ValueError(f"nothing closes {pair}")
+
+
+def find_loops(text: str) -> list[SourceLoop]:
+    """The loops of a source file in its order, so that outer ones come first."""
+    found: list[SourceLoop] = []
+    for m in _FOR.finditer(text):
+        if "//" in _line_before(text, m.start()):
+            continue
+        body = _skip(text, find_closing(text, text.index("(", m.end() - 1), "()") + 1)
+        braces = text[body] == "{"
+        end = find_closing(text, body, "{}") if braces else _end_statement(text, body)
+        begin = m.start() if m[1] is None else text.index("for", m.end(1))
+        around = [x for x in found if x.body <= begin < x.end]
+        label = m[1] or f"VITIS_LOOP_{text.count(chr(10), 0, begin) + 1}"
+        function = [h[1] for h in _HEAD.finditer(text) if h.start() < begin][-1]
+        outer = around[-1] if around else None
+        found.append(SourceLoop(label, begin, body, end, braces, outer, function))
+    return found
+
+
+def _line_before(text: str, at: int) -> str:
+    return text[text.rfind("\n", 0, at) + 1 : at]
+
+
+def _skip(text: str, at: int) -> int:
+    """The next place that is neither space nor comment."""
+    while match := re.compile(r"\s+|//[^\n]*").match(text, at):
+        at = match.end()
+    return at
+
+
+def _end_statement(text: str, at: int) -> int:
+    if not text.startswith("for", at):
+        return text.index(";", at)
+    body = _skip(text, find_closing(text, text.index("(", at), "()") + 1)
+    return find_closing(text, body, "{}") if text[body] == "{" else _end_statement(text, body)
+
+
+def own_text(text: str, loop: SourceLoop, loops: Sequence[SourceLoop]) -> str:
+    """The body of a loop up to the next loop."""
+    after = [x.begin for x in loops if x.begin > loop.begin]
+    return text[loop.body : min([*after, loop.end])]
+
+
+def read_target(own: str) -> int:
+    """The interval that a loop's pragma asks for; 1 without one."""
+    match = _PIPELINE.search(own)
+    return int(match[1]) if match else 1
+
+
+def translate(text: str, loops: Sequence[SourceLoop], marked: Collection[int]) -> str:
+    """The source with a call of ``pipec_loop(K)`` in every marked loop K, for clang.
+
+    Loops in a marked one are unrolled, and loops as their pragmas say. Functions stay functions,
+    and arrays that they are given do not overlap.
+    """
+    inserts: dict[int, list[str]] = defaultdict(list)
+    numbers = {id(x): k for k, x in enumerate(loops)}
+    for k, loop in enumerate(loops):
+        inside = any(numbers[id(x)] in marked for x in loop.around())
+        unroll = _UNROLL.search(own_text(text, loop, loops))
+        if inside or (unroll and not unroll[1]):
+            inserts[loop.begin].append('_Pragma("clang loop unroll(full)") ')
+        elif unroll:
+            inserts[loop.begin].append(f'_Pragma("clang loop unroll_count({unroll[1]})") ')
+        mark = f" pipec_loop({k});" if k in marked else ""
+        if loop.braces:
+            inserts[loop.body + 1].append(mark)
+        else:
+            inserts[loop.body].insert(0, "{" + mark)
+            inserts[loop.end + 1].append("}")
+    for head in _HEAD.finditer(text):
+        called = re.search(rf"^\s+{head[1]}\(", text, re.MULTILINE)  # constants are known inside
+        inserts[head.start()].append("static " * bool(called) + "__attribute__((noinline)) ")
+        begin = text.index("(", head.start())
+        for a in _ARRAY.finditer(text, begin, find_closing(text, begin, "()") + 1):
+            line = _line_before(text, a.start())
+            if "//" not in line and "stream<" not in line:
+                inserts[a.start()].append("(*__restrict ")
+                inserts[a.end(1)].append(")" + a[2][a[2].index("]") + 1 :] + "/*")
+                inserts[a.end(2)].append("*/")
+    return "".join(_insert(text, inserts))
+
+
+def _insert(text: str, inserts: dict[int, list[str]]) -> Iterator[str]:
+    last = 0
+    for at in sorted(inserts):
+        yield text[last:at]
+        yield from inserts[at]
+        last = at
+    yield text[last:]
+
+
+def _read_shape(declared: str, text: str) -> tuple[int, ...]:
+    """Sizes of dimensions, which may be macros of the text."""
+    found = []
+    for size in re.findall(r"\[([^\]]*)\]", declared):
+        macro = re.search(rf"#define {re.escape(size)} +(\d+)", text)
+        number = macro[1] if macro else size.strip()
+        found.append(int(number) if number.isdigit() else 0)
+    return tuple(found)
+
+
+def _read_partitions(text: str) -> dict[tuple[str, str], Banks]:
+    """What the pragmas of a file say of its arrays, by function and variable."""
+    heads = [(m.start(), m[1]) for m in _HEAD.finditer(text)]
+    found: dict[tuple[str, str], Banks] = defaultdict(dict)
+    for m in _PARTITION.finditer(text):
+        words = dict(re.findall(r"(\w+)\s*=\s*(\w+)", m[1]))
+        kind = next((k for k in ("cyclic", "block") if k in m[1]), "complete")
+        function = [name for at, name in heads if at < m.start()][-1]
+        banks = found[function, words["variable"]]
+        banks[int(words.get("dim", 0))] = (kind, int(words.get("factor", 1)))
+    return dict(found)
+
+
+def read_places(text: str) -> dict[str, dict[str, Place]]:
+    """Where arrays lie, by function and name; what a function is given lies where its caller says.
+
+    Callers stand behind what they call.
+    """
+    partitions = _read_partitions(text)
+    heads = [(m[1], m.start(), text.index("(", m.start())) for m in _HEAD.finditer(text)]
+    ends = [*(start for _, start, _ in heads[1:]), len(text)]
+    parameters: dict[str, list[str]] = {}
+    found: dict[str, dict[str, Place]] = {}
+    for name, _, begin in heads:
+        given = re.sub(r"//.*", "", text[begin + 1 : find_closing(text, begin, "()")])
+        words = [p.strip() for p in _COMMA.split(given)]
+        names = [
+            re.sub(r"(\[[^\]]*\])+$", "", p).split()[-1].lstrip("&*") if p else "" for p in words
+        ]
+        parameters[name] = names
+        shapes = [_read_shape(p, text) for p in words]
+        found[name] = {n: Place(shape=s) for n, s in zip(names, shapes, strict=True)}
+    for (name, _, begin), end in zip(reversed(heads), reversed(ends), strict=True):
+        own, places = text[find_closing(text, begin, "()") : end], found[name]
+        places |= {m[1]: Place({}, True, _read_shape(m[2], text)) for m in _LOCAL.finditer(own)}
+        for (function, variable), banks in partitions.items():
+            if function == name:
+                old = places.get(variable, Place())
+                places[variable] = Place(banks, old.free, old.shape)
+        for other, names in parameters.items():
+            for call in re.finditer(rf"\b{other}\(([^;{{]*)\);", own):
+                for parameter, given in zip(
+                    names, map(str.strip, call[1].split(",")), strict=False
+                ):
+                    if given in places:
+                        mine, its = found[other][parameter], places[given]
+                        found[other][parameter] = Place(its.banks, its.free, mine.shape)
+    return found

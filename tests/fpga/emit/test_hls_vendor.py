@@ -1,0 +1,151 @@
+"""Loops of any C++ by the check of intervals: what Vitis HLS 2023.2 reports of loops like these."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from benchmarks.hls_check.affine import Sum
+from benchmarks.hls_check.source import Place, find_loops, read_places
+from benchmarks.hls_check.vendor import Compared, compare, main
+
+pytestmark = pytest.mark.skipif(shutil.which("clang-14") is None, reason="needs clang-14")
+
+PRODUCT = """#include <hls_stream.h>
+
+void product(float a[64][32], hls::stream<float> &in, hls::stream<float> &out) {{
+  float sum[64][16];
+  float b[32][16];
+  rows: for (int i = 0; i < 64; i++) {{
+    {outer}: for (int {outer} = 0; {outer} < {outer_trips}; {outer}++) {{
+      {inner}: for (int {inner} = 0; {inner} < {inner_trips}; {inner}++) {{
+        #pragma HLS pipeline II=1
+        if (i == 0) b[k][j] = in.read();
+        if (k == 0) sum[i][j] = 0;
+        sum[i][j] = sum[i][j] + a[i][k] * b[k][j];
+        if (k == 31) out.write(sum[i][j]);
+      }}
+    }}
+  }}
+}}
+"""
+COPY = """#include <hls_stream.h>
+
+void product(float a[64][32], hls::stream<float> &out) {
+  #pragma HLS array_partition variable=a PARTITION
+  rows: for (int i = 0; i < 64; i++) {
+    words: for (int k = 0; k < 4; k++) {
+      for (int u = 0; u < 8; u++) {
+        out.write(a[i][8 * k + u]);
+      }
+    }
+  }
+}
+"""
+REPORT = """<profile>
+<UserAssignments><TargetClockPeriod>3.33</TargetClockPeriod></UserAssignments>
+<PerformanceEstimates><SummaryOfLoopLatency><{loop}>
+<TripCount>1</TripCount><PipelineII>{ii}</PipelineII><PipelineDepth>{depth}</PipelineDepth>
+</{loop}></SummaryOfLoopLatency></PerformanceEstimates></profile>
+"""
+
+
+def write(folder: Path, text: str, loop: str, ii: int, depth: int = 16) -> tuple[Path, Path]:
+    """A design with the report of one loop."""
+    reports = folder / "project" / "solution1" / "syn" / "report"
+    reports.mkdir(parents=True)
+    (folder / "design.cpp").write_text(text)
+    report = REPORT.format(loop=loop, ii=ii, depth=depth)
+    (reports / "product_csynth.xml").write_text(report)
+    return folder / "design.cpp", reports
+
+
+def product(order: str) -> str:
+    """A product of matrices, its inner loops in an order."""
+    trips = {"j": 16, "k": 32}
+    outer, inner = order
+    return PRODUCT.format(outer=outer, inner=inner, outer_trips=trips[outer],
+                          inner_trips=trips[inner])  # fmt: skip
+
+
+def found(folder: Path, text: str, loop: str) -> Compared:
+    """What the check says of the design's loop, whose interval is reported as 1."""
+    (row,) = compare(write(folder, text, loop, 1), folder)
+    return row
+
+
+def test_a_sum_over_the_innermost_loop_takes_the_adder(tmp_path: Path) -> None:
+    """67 loops of Stream-HLS at 300 MHz: interval 4, 14 to 16 stages."""
+    row = found(tmp_path, product("jk"), "rows_j_k")
+    assert (row.ii, row.equal) == (4, False)
+    assert 14 <= row.depth <= 17
+
+
+def test_a_sum_over_the_loop_around_waits_for_nothing(tmp_path: Path) -> None:
+    """The same with the loops exchanged: 16 iterations lie between two additions."""
+    row = found(tmp_path, product("kj"), "rows_k_j")
+    assert (row.ii, row.equal) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("partition", "ii"),
+    [("block factor=1 dim=1", 4), ("cyclic factor=4 dim=2", 1), ("cyclic factor=8 dim=2", 1),
+     ("cyclic factor=8 dim=1", 4), ("cyclic factor=3 dim=2", 2), ("complete dim=0", 1)],
+)  # fmt: skip
+def test_ports_of_a_given_array_limit_the_interval(tmp_path: Path, partition: str, ii: int) -> None:
+    """Eight words of an iteration: two ports of each bank."""
+    text = COPY.replace("PARTITION", partition)
+    assert found(tmp_path, text, "rows_words").ii == ii
+
+
+def test_leading_dimensions_of_one_word_have_banks_too(tmp_path: Path) -> None:
+    text = COPY.replace("a[64][32]", "a[1][64][32]").replace("a[i]", "a[0][i]")
+    text = text.replace("PARTITION", "cyclic factor=8 dim=3")
+    assert found(tmp_path, text, "rows_words").ii == 1
+
+
+def test_a_sum_of_two_has_the_depth_of_the_reports(tmp_path: Path) -> None:
+    """24 loops of Stream-HLS: a word of a memory in 2 cycles, an adder of 7 stages, a write."""
+    text = COPY.replace("a[64][32]", "a[32]").replace("a[i][8 * k + u]", "1.5f + a[u + k]")
+    text = text.replace("PARTITION", "cyclic factor=2 dim=1").replace("u < 8", "u < 1")
+    row = found(tmp_path, text, "rows_words")
+    assert (row.ii, row.depth) == (1, 10)
+
+
+def test_loops_have_the_names_of_the_reports() -> None:
+    text = product("jk")
+    loops = find_loops(text)
+    assert [x.label for x in loops] == ["rows", "j", "k"]
+    assert [loops[2].count_levels(name) for name in ("rows_j_k", "k", "rows_k")] == [3, 1, 0]
+    assert find_loops(COPY)[2].count_levels("rows_words_VITIS_LOOP_7_1") == 3
+    assert not loops[1].count_levels("rows_j_k")
+
+
+def test_what_a_function_is_given_lies_where_its_caller_says() -> None:
+    text = """void part(float x[4][8], float y[8]) {
+}
+void whole(float given[8]) {
+  #pragma HLS array_partition variable=given cyclic factor=2 dim=1
+  float own[4][8];
+  part(own, given);
+}
+"""
+    places = read_places(text)["part"]
+    assert places == {"x": Place({}, True, (4, 8)), "y": Place({1: ("cyclic", 2)}, False, (8,))}
+
+
+def test_sums_are_compared_with_their_remainders() -> None:
+    total = Sum({"i": 4}, 5).plus(Sum({"j": 1}, 1), -2)
+    assert total == Sum({"i": 4, "j": -2}, 3)
+    assert (total.modulo(2), total.modulo(4)) == (1, None)
+
+
+def test_the_command_counts_what_agrees(tmp_path: Path) -> None:
+    text = product("jk")
+    write(tmp_path / "one", text, "rows_j_k", 4, 15)
+    write(tmp_path / "two", text, "rows_j_k", 1, 40)
+    shown = [CliRunner().invoke(main, [str(tmp_path), "--processes", "1", *half]).output
+             for half in ([], ["--held-back"])]  # fmt: skip
+    assert any("all                  2      2      1  50.0%       1  50.0%" in x for x in shown)
+    assert any("interval 4, reported 1; depth" in x for x in shown)
