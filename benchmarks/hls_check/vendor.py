@@ -148,12 +148,14 @@ def measure(
     target: int, *, tree: bool,
 ) -> tuple[int, int, str]:  # fmt: skip
     """Interval and depth of a loop by this check, and what the interval comes from."""
-    for quick in (False, True):
-        body = Circuit(function, loop, {}, Delays(clock), {}, levels, places, tree, quick)
-        ports, memory = body.ports()
-        recurrence, cycle = body.recurrence()
-        if recurrence <= max(target, ports):
-            break
+    body, quick = (
+        Circuit(function, loop, {}, Delays(clock), {}, levels, places, tree, quick)
+        for quick in (False, True)
+    )
+    ports, memory = body.ports()
+    if body.recurrence()[0] > max(target, ports):
+        body = quick
+    recurrence, cycle = body.recurrence()
     ii = max(recurrence, ports, target)
     because = f"ports of {memory}" if ports > recurrence else " ".join(cycle[:8])
     return ii, body.depth_at(ii), because

@@ -64,7 +64,7 @@ def write(folder: Path, text: str, loop: str, ii: int, depth: int = 16) -> tuple
 def product(order: str) -> str:
     """A product of matrices, its inner loops in an order."""
     trips = {"j": 16, "k": 32}
-    outer, inner = order
+    outer, inner = tuple(order)
     return PRODUCT.format(outer=outer, inner=inner, outer_trips=trips[outer],
                           inner_trips=trips[inner])  # fmt: skip
 
