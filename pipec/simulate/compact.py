@@ -83,9 +83,9 @@ def compact(schedule: Schedule, waits: Dependencies, queue: Lanes, *, whole: boo
     places = _Places(schedule, waits, queue)
     passing, following = np.zeros((2, len(queue.names)), dtype=bool)
     if not whole and places.columns:
-        queued = places.find_following()
-        passing = queued & np.array([lane.receives for lane in queue.names])
-        following = places.followers(queued, passing)
+        dependent = places.find_dependent()
+        passing = dependent & np.array([lane.receives for lane in queue.names])
+        following = places.followers(dependent, passing)
     return places.renumber(passing, following)
 
 
@@ -125,7 +125,7 @@ class _Places:
             self.columns.append(np.full(self.count, self.count, dtype=np.int32))
             self.columns[-1][part] = awaited
 
-    def find_following(self) -> Bool:
+    def find_dependent(self) -> Bool:
         """Lanes whose actions wait for actions of one other lane each, in that lane's order."""
         first, *others = self.columns
         good = first < self.count
@@ -144,11 +144,11 @@ class _Places:
         found[taken] = np.logical_and.reduceat(holds, self.start[taken])
         return found
 
-    def followers(self, queued: Bool, passing: Bool) -> Bool:
+    def followers(self, dependent: Bool, passing: Bool) -> Bool:
         """Of the other lanes that follow one, those whose leaders take turns and lead only them."""
         first = self.columns[0]
-        own = self._on(queued & ~passing)
-        own = own[~queued[self.lane[first[own]]]]
+        own = self._on(dependent & ~passing)
+        own = own[~dependent[self.lane[first[own]]]]
         leads = np.full(self.count, -1, dtype=self.lane.dtype)
         leads[first[own[::-1]]] = self.lane[own[::-1]]  # of several, the last to be written stays
         only = np.zeros(self.count, dtype=bool)
