@@ -5,9 +5,9 @@
 The experiments of BaPipe (pipelines against data parallelism on VCU118 and VCU129) and of FPDeep
 (scaling to 100 boards). ResNet-50, VGG-16 and AlexNet are lowered to engines for F and B (input
 and weight gradients), one image of 224 x 224 per microbatch, fp16. For an interval T every layer
-takes its cheapest factors (`pipec.backends.fpga.factors.fold`); a board holds layers in order, B
-on the board of its F, as far as its DSPs and the traffic of its DDR allow (FBP-AS: F and B run at
-once); T is the least at which all fit.
+takes its cheapest factors (`pipec.backends.fpga.engines.base.Nest.fold`); a board holds layers in
+order, B on the board of its F, as far as its DSPs and the traffic of its DDR allow (FBP-AS: F and B
+run at once); T is the least at which all fit.
 
 whole     Layers stay whole. M images a step take (M + 2N - 1) T and one update.
 split     A layer may straddle boards by output channels: DSPs, DDR and memory of all boards are

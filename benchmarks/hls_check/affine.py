@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import product
 
 from benchmarks.hls_check.ir import Function, Instruction, Loop
@@ -105,7 +106,12 @@ class Nest:
             return own
         return self.sum_of(starts.pop()).plus(Sum({phi.block: int(operands[1])}))
 
-    def trips(self, loop: Loop) -> int:
+    @cached_property
+    def trips(self) -> tuple[int, ...]:
+        """Iterations of every loop."""
+        return tuple(map(self.count_trips, self.loops))
+
+    def count_trips(self, loop: Loop) -> int:
         """Iterations of a loop that ends by comparing a counter with a constant; 0 of others."""
         for last in (self.function.blocks[block][-1] for block in loop.blocks):
             test = self.function.defined.get(next(iter(last.values), ""))
@@ -127,7 +133,6 @@ class Nest:
         if len(store) != len(load):
             return 1
         counters = [x.header for x in self.loops]
-        trips = [self.trips(x) for x in self.loops]
         equations = list[tuple[list[int], int]]()
         for a, b in zip(store, load, strict=True):
             a_sum, b_sum = self.sum_of(a), self.sum_of(b)
@@ -135,7 +140,7 @@ class Nest:
                 return 1
             factors = [a_sum.terms.get(c, 0) for c in counters]
             equations.append((factors, a_sum.constant - b_sum.constant))
-        found = [*_solutions(equations, trips)]
+        found = [*_solutions(equations, self.trips)]
         return min(found, default=None)
 
     def _varies(self, total: Sum) -> bool:

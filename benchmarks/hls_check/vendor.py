@@ -209,12 +209,11 @@ def main(checkout: Path, held_back: bool, only: str, everything: bool, processes
                 if everything or not row.equal:
                     print_row(row)
     families["all"] = [row for rows in families.values() for row in rows]
-    print(f"{'':14} designs  loops  same interval  depth within {NEAR}")
     for family, rows in families.items():
         equal, near = (sum(getattr(r, what) for r in rows) for what in ("equal", "near"))
-        designs = len({r.design for r in rows})
-        print(f"{family:14} {designs:7} {len(rows):6}  {equal:5} {equal / len(rows):6.1%}"
-              f"  {near:6} {near / len(rows):6.1%}")  # fmt: skip
+        print(f"{family}: {len({r.design for r in rows})} designs, {len(rows)} loops, "
+              f"{equal} with the same interval ({equal / len(rows):.1%}), "
+              f"{near} with a depth within {NEAR} ({near / len(rows):.1%})")  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ class Correction:
             turns T1 off.
         t2_decay: D, such as ``exp(-2)``; 0 turns T2 off.
 
-    T3 is no setting: it is another schedule for the first rounds (`LocalPipeline.load`).
+    T3 is no setting: it is another schedule for the first rounds (`Pipeline.load_state_dict`).
 
     Raises:
         PlanError: K is negative, or D is not below 1.
