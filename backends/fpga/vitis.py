@@ -26,14 +26,14 @@ class Module:
 
     Attributes:
         name: Name of the module.
-        loops: (initiation interval, pipeline stages) of each pipelined loop.
+        loops: (name, initiation interval, pipeline stages) of each pipelined loop.
         latency: Most cycles of one call; None where the tool does not know.
         resources: ``dsp``, ``bram36``, ``uram``, ``lut``, ``ff``, with all that it calls.
         clock_ns: Estimated clock period.
     """
 
     name: str
-    loops: tuple[tuple[int, int], ...] = ()
+    loops: tuple[tuple[str, int, int], ...] = ()
     latency: int | None = None
     resources: Mapping[str, float] = field(default_factory=dict)
     clock_ns: float = 0.0
@@ -51,12 +51,12 @@ def read_module(path: Path) -> Module:
         area = {e.tag: float(e.text or 0) for e in root.iterfind("AreaEstimates/Resources/*")}
         area["BRAM_18K"] /= 2
         loops = root.iterfind("PerformanceEstimates/SummaryOfLoopLatency//PipelineII/..")
+        numbers = (
+            (x.tag, x.findtext("PipelineII", ""), x.findtext("PipelineDepth")) for x in loops
+        )
         return Module(
             root.findtext("UserAssignments/TopModelName") or path.name.removesuffix("_csynth.xml"),
-            tuple(
-                (int(loop.findtext("PipelineII", "")), int(loop.findtext("PipelineDepth") or 0))
-                for loop in loops
-            ),
+            tuple((name, int(ii), int(depth or 0)) for name, ii, depth in numbers),
             _count(root.findtext(".//SummaryOfOverallLatency/Worst-caseLatency")),
             {ours: area.get(theirs, 0.0) for theirs, ours in _PARTS.items()},
             float(root.findtext(".//SummaryOfTimingAnalysis/EstimatedClockPeriod") or 0),
@@ -120,8 +120,8 @@ def _confirmation(own: Module, modules: Iterable[Module]) -> dict[str, Any]:
     loops = [loop for m in modules if m.name.split(_OUTLINED)[0] == own.name for loop in m.loops]
     return {
         "module": own.name,
-        "ii": max((ii for ii, _ in loops), default=None),
-        "depth": max((depth for _, depth in loops), default=None),
+        "ii": max((ii for _, ii, _ in loops), default=None),
+        "depth": max((depth for *_, depth in loops), default=None),
         "resources": dict(own.resources),
     }
 

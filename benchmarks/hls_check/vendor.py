@@ -7,7 +7,6 @@ to be the same, the depth within two stages. The rules were made with the design
 have an even first byte in their SHA-256; ``--held-back`` takes the others.
 """
 
-import hashlib
 import re
 import subprocess
 import tempfile
@@ -17,7 +16,6 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from xml.etree import ElementTree
 
 import click
 
@@ -34,7 +32,11 @@ from benchmarks.hls_check.source import (
     read_target,
     translate,
 )
+from benchmarks.vitis_resources import has_odd_hash
+from pipec.backends.fpga.vitis import read_module
 
+CLOCK = 300.0
+"""MHz that all rules were made at."""
 NEAR = 2
 """Stages that a depth may be off."""
 _EMPTY = ("hls_half.h", "hls_vector.h", "ap_axi_sdata.h", "ap_fixed.h", "ap_int.h")
@@ -45,11 +47,10 @@ namespace hls { using std::exp; using std::fabs; using std::log; using std::pow;
 
 @dataclass(frozen=True)
 class Reported:
-    """A pipelined loop of a report: its module and name, clock in MHz, interval, stages."""
+    """A pipelined loop of a report: its module and name, interval, stages."""
 
     module: str
     name: str
-    clock_mhz: float
     ii: int
     depth: int
 
@@ -76,16 +77,15 @@ class Compared:
 
 
 def read_reports(folder: Path) -> list[Reported]:
-    """The pipelined loops of all modules of a folder."""
-    found = []
-    for path in sorted(folder.glob("*_csynth.xml")):
-        root = ElementTree.fromstring(path.read_text().replace("<!", ""))
-        clock = 1e3 / float(root.findtext("UserAssignments/TargetClockPeriod") or 3.33)
-        module = path.name.removesuffix("_csynth.xml")
-        for loop in root.iterfind("PerformanceEstimates/SummaryOfLoopLatency//PipelineII/.."):
-            ii, depth = (int(loop.findtext(f"Pipeline{x}") or 0) for x in ("II", "Depth"))
-            found.append(Reported(module, loop.tag, round(clock), ii, depth))
-    return found
+    """The pipelined loops of all modules of a folder.
+
+    Raises:
+        BackendError: A file is no report.
+    """
+    paths = sorted(folder.glob("*_csynth.xml"))
+    modules = {path.name.removesuffix("_csynth.xml"): read_module(path) for path in paths}
+    return [Reported(name, loop, ii, depth)
+            for name, module in modules.items() for loop, ii, depth in module.loops]  # fmt: skip
 
 
 def find_designs(folder: Path) -> Iterator[tuple[Path, Path]]:
@@ -94,11 +94,6 @@ def find_designs(folder: Path) -> Iterator[tuple[Path, Path]]:
         near = source.parent.parent if source.parent.name == "src" else source.parent
         if not source.stem.endswith("_tb"):
             yield from ((source, reports) for reports in sorted(near.rglob("syn/report")))
-
-
-def is_held_back(source: Path) -> bool:
-    """Whether a design belongs to the half that no rule was made with."""
-    return hashlib.sha256(source.stem.encode()).digest()[0] % 2 == 1
 
 
 def match(reports: Sequence[Reported], loops: Sequence[SourceLoop]) -> dict[int, tuple[int, int]]:
@@ -144,12 +139,12 @@ def is_reordered(reports: Path) -> bool:
 
 
 def measure(
-    function: Function, loop: Loop, levels: int, places: Mapping[str, Place], clock: float,
-    target: int, *, tree: bool,
+    function: Function, loop: Loop, levels: int, places: Mapping[str, Place], target: int, *,
+    tree: bool,
 ) -> tuple[int, int, str]:  # fmt: skip
     """Interval and depth of a loop by this check, and what the interval comes from."""
     body, quick = (
-        Circuit(function, loop, {}, Delays(clock), {}, levels, places, tree, quick)
+        Circuit(function, loop, {}, Delays(CLOCK), {}, levels, places, tree, quick)
         for quick in (False, True)
     )
     ports, memory = body.ports()
@@ -179,7 +174,7 @@ def compare(design: tuple[Path, Path], folder: Path) -> list[Compared]:
             if loop is not None and number not in found:
                 target = read_target(own_text(text, loops[mark.numbers[0]], loops))
                 measured = measure(function, loop, levels, places[function.name_in_source],
-                                   rows[number].clock_mhz, target, tree=tree)  # fmt: skip
+                                   target, tree=tree)  # fmt: skip
                 found[number] = Compared(name, rows[number], *measured)
     return [found.get(k, Compared(name, row)) for k, row in enumerate(rows)]
 
@@ -200,7 +195,7 @@ def print_row(row: Compared) -> None:
 def main(checkout: Path, held_back: bool, only: str, everything: bool, processes: int) -> None:
     """Compare, and print per family of designs how many loops agree."""
     chosen = [d for d in find_designs(checkout)
-              if is_held_back(d[0]) == held_back and only in str(d[0])]  # fmt: skip
+              if has_odd_hash(d[0].stem) == held_back and only in str(d[0])]  # fmt: skip
     families: dict[str, list[Compared]] = defaultdict(list)
     with ProcessPoolExecutor(processes) as pool:
         for rows in pool.map(partial(compare, folder=checkout), chosen):

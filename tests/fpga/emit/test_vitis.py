@@ -78,7 +78,7 @@ def test_a_module_is_read(tmp_path: Path) -> None:
     file.write_text(module("f", (3, 30), (2, 7), latency="10"))
     found = read_module(file)
     assert (found.name, found.latency, found.clock_ns) == ("f", 10, 2.697)
-    assert sorted(found.loops) == [(2, 7), (3, 30)]
+    assert sorted(found.loops) == [("L0", 3, 30), ("L1", 2, 7)]
     assert found.resources == {"dsp": 7, "lut": 1361, "ff": 900, "uram": 1, "bram36": 2.5}
     (tmp_path / "ran.rpt").write_text(RAN)
     assert read_cosimulation(tmp_path / "ran.rpt") == 6626899
