@@ -186,6 +186,10 @@ class Circuit(Body):
                 found[last] = count
         return found
 
+    def _count_terms(self, i: Instruction) -> int:
+        """Terms that an addition adds, of a tree all for its last one."""
+        return self.terms.get(i, 1) if self.tree else 1
+
     def _find_addition(self, value: str, steps: int = 0) -> Instruction | None:
         """The addition that a value is of, through choices and words that were written."""
         i = self.here.get(value)
@@ -222,7 +226,7 @@ class Circuit(Body):
         if i in self.forwarded or i in self.kept:
             return 0.0
         if i.op in {"fadd", "fsub"}:
-            count = self.terms.get(i, 1) if self.tree else 1
+            count = self._count_terms(i)
             each = QUICK_ADDER if self._is_quick(i) else ADDER
             return self.delays.cycles(each * count_added(count) * bool(count))
         if i.op == "fmul" and "double" in i.rest:
@@ -237,7 +241,7 @@ class Circuit(Body):
         """Nanoseconds of an operation in a schedule, where a core's result is a cycle later."""
         delay, cycle = self.delay(i), self.delays.cycles(1)
         if i.op in {"fadd", "fsub"}:
-            count = self.terms.get(i, 1) if self.tree else 1
+            count = self._count_terms(i)
             levels = math.ceil(math.log2(count + 1))
             quick = count_added(count) if self._is_quick(i) and count else 0
             stages = (QUICK_ADDER + 1) * quick + (ADDER + 1) * max(levels - quick, 0)

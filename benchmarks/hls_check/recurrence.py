@@ -17,6 +17,7 @@ from itertools import pairwise
 
 import networkx as nx
 
+from benchmarks.hls_check.affine import Nest, Sum
 from benchmarks.hls_check.found import (
     Access,
     Array,
@@ -225,28 +226,14 @@ class Body:
         declared = self.distances.get(plain_name(last_name(base_name(store.array))), 1)
         if declared > 1:
             return declared
-        if store.index and store.index == load.index and len(store.index) == 1:
-            trips = self._trips(store.index[0])
-            if trips:
-                return trips
-        return 1
+        counted = [self._own_nest.sum_of(x) for x in store.index] == [Sum({self.loop.header: 1})]
+        trips = self._own_nest.count_trips(self.loop) if counted else 0
+        return trips if trips and store.index == load.index else 1
 
-    def _trips(self, index: str) -> int:
-        """Iterations of the loop if it alone counts an index, by one from zero; else 0."""
-        phi = self.here.get(index)
-        while phi is not None and phi.op in {"zext", "sext", "trunc"}:
-            phi = next((self.here[v] for v in phi.values if v in self.here), None)
-        if phi is None or phi.op != "phi" or phi.block != self.loop.header:
-            return 0
-        step = next((self.here.get(v) for v, b in phi.incoming if b in self.loop.blocks), None)
-        if step is None or step.op != "add" or phi.name not in step.values:
-            return 0
-        for test in self.instructions:
-            if test.op == "icmp" and step.name in test.values:
-                ends = re.search(r"(\d+)$", test.rest.strip())
-                if ends and test.rest.split()[0] in {"eq", "ne", "ult", "slt"}:
-                    return int(ends[1])
-        return 0
+    @cached_property
+    def _own_nest(self) -> Nest:
+        """The loop alone: what is around begins again when it has ended."""
+        return Nest(self.function, [self.loop])
 
     @cached_property
     def distances(self) -> dict[str, int]:
