@@ -8,6 +8,7 @@ import gc
 import os
 import tempfile
 
+import pytest
 from hypothesis import settings
 
 _STATE = tempfile.TemporaryDirectory()
@@ -24,3 +25,11 @@ gc.set_threshold(50_000)
 def pytest_collection_finish() -> None:
     """What has been imported until now stays: nobody looks through it for cycles."""
     gc.freeze()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Behind a file, what it leaves in caches stays too: a search took a second in the end."""
+    if nextitem is None or nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()

@@ -48,8 +48,9 @@ class StageWork:
 
     def again_seconds(self, graph: Graph) -> float:
         """Seconds of what B, I or W computes that F has computed; what is fetched is not."""
-        calls = [n.name for n in graph.calls if not is_comm(n)]
-        return sum(self.forward[name] for name in calls if name in self.forward)
+        known = self.training.F.nodes
+        calls = [n.name for n in graph.calls if not is_comm(n) and n.name in known]
+        return sum(self.forward[name] for name in calls)
 
     def recompute(self, value: str, *, alike: bool = True) -> float:
         """Seconds to compute a saved value again from the others; infinite where it cannot be.

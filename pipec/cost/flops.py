@@ -21,7 +21,7 @@ for nothing. What it leaves out is estimated per element of what is read or writ
 import math
 import operator
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, fx
@@ -42,7 +42,7 @@ OWN = ("aten", "prims", "pipec")
 
 
 class FlopCounter:
-    """Counts nodes; keeps what it has counted, since layers repeat.
+    """Counts nodes; what has been counted is kept for all graphs, since layers repeat.
 
     Example:
         >>> from pipec.graph.torch_private import FakeTensorMode
@@ -56,8 +56,7 @@ class FlopCounter:
         True
     """
 
-    def __init__(self) -> None:
-        self._known: dict[object, int] = {}
+    _known: ClassVar[dict[object, int]] = {}
 
     def flops(self, node: fx.Node) -> float:
         """FLOPs of one node."""

@@ -151,11 +151,11 @@ def rule(fit: Fit, depth: int) -> Fitted | None:
     while True:
         slots = [((depth, tuple(names)),) if names else () for names in gone.values()]
         chosen = [Fates(frozenset(), s) for s in slots]
-        plan, order = fit.apply(chosen)
-        found = Fitted(chosen, plan_timeline(plan, order), plan, order)
-        over = [d for d, p in enumerate(found.timeline.peak_bytes) if p > fit.limits[d]]
+        foreseen = fit.foresight.timeline(chosen)
+        over = [d for d, p in enumerate(foreseen.peak_bytes) if p > fit.limits[d]]
         if not over:
-            return found
+            plan, order = fit.apply(chosen)
+            return Fitted(chosen, plan_timeline(plan, order), plan, order)
         for device in over:
             left = [
                 (waited[s], s)
