@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -36,12 +37,51 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
-def run(site: Path, *args: object, fails: bool = False, times: str = "1") -> str:
-    env = {**os.environ, "PYTHONPATH": str(site), "PIPEC_PLUGIN_TIMES": times}
-    command = [str(Path(sys.executable).with_name("pipec")), *map(str, args)]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-    assert (done.returncode != 0) is fails, done.stderr
-    return str(done.stdout + done.stderr if fails else done.stdout)
+_SERVER = """
+import contextlib, io, json, os, sys
+from pipec.cli.main import main
+
+for line in sys.stdin:
+    words, times = json.loads(line)
+    out, err, os.environ["PIPEC_PLUGIN_TIMES"] = io.StringIO(), io.StringIO(), times
+    sys.argv, code = ["pipec", *words], 0
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            main()
+        except SystemExit as ended:
+            code = ended.code
+    print(json.dumps([code or 0, out.getvalue(), err.getvalue()]), flush=True)
+"""
+"""Commands one after the other in one interpreter, which sees the plug-in."""
+
+
+class Installed:
+    """``pipec`` where the plug-in is installed."""
+
+    def __init__(self, site: Path) -> None:
+        self.site, self.environment = site, {**os.environ, "PYTHONPATH": str(site)}
+        pipe = subprocess.PIPE
+        self.server = subprocess.Popen(
+            [sys.executable, "-c", _SERVER], env=self.environment, stdin=pipe, stdout=pipe,
+            text=True, cwd=site,
+        )  # fmt: skip
+
+    def __call__(self, *args: object, fails: bool = False, times: str = "1") -> str:
+        """What a command says; ``times`` is what the C of the plug-in multiplies by."""
+        assert self.server.stdin
+        assert self.server.stdout
+        self.server.stdin.write(json.dumps([[*map(str, args)], times]) + "\n")
+        self.server.stdin.flush()
+        code, out, err = json.loads(self.server.stdout.readline())
+        assert (code != 0) is fails, out + err
+        return str(out + err if fails else out)
+
+
+@pytest.fixture(scope="module")
+def run(site: Path) -> Iterator[Installed]:
+    run = Installed(site)
+    yield run
+    run.server.communicate()
 
 
 MODEL = """
@@ -53,8 +93,10 @@ def net():
 """
 
 
-def test_pass_and_backend_are_found(site: Path, tmp_path: Path) -> None:
-    listed = {p["name"]: p for p in json.loads(run(site, "passes", "--json"))}
+def test_pass_and_backend_are_found(run: Installed, tmp_path: Path) -> None:
+    command = [str(Path(sys.executable).with_name("pipec")), "passes", "--json"]
+    done = subprocess.run(command, env=run.environment, capture_output=True, check=True)
+    listed = {p["name"]: p for p in json.loads(done.stdout)}
     assert listed["tag-largest"]["options"] == [
         {"name": "key", "type": "str", "default": "largest"}
     ]
@@ -62,7 +104,6 @@ def test_pass_and_backend_are_found(site: Path, tmp_path: Path) -> None:
     model.write_text(MODEL)
     pipeline = "simplify,annotate-cost,partition,insert-comm,tag-largest{key=big},time-stages"
     run(
-        site,
         "compile",
         f"{model}:net",
         "--target",
@@ -78,48 +119,42 @@ def test_pass_and_backend_are_found(site: Path, tmp_path: Path) -> None:
     )
     assert json.loads((out / "plan.json").read_text())["options"]["big"].startswith("linear")
     assert "cc -O1" in (out / "stage1.c").read_text()
-    assert json.loads(run(site, "verify", out, "--json"))["ok"]
-    shown = json.loads(run(site, "inspect", out, "--json"))
+    assert json.loads(run("verify", out, "--json"))["ok"]
+    shown = json.loads(run("inspect", out, "--json"))
     assert len(shown["stages"]) == 2
 
 
-def test_a_front_end_reads_folders_of_transformers(site: Path, tmp_path: Path) -> None:
+def test_a_front_end_reads_folders_of_transformers(run: Installed, tmp_path: Path) -> None:
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
     config = LlamaConfig(vocab_size=64, num_attention_heads=4, **sizes)
     model, out = LlamaForCausalLM(config), tmp_path / "out"
     model.save_pretrained(tmp_path / "llama")
     shape = ("--shape", "ids=2,8")
-    run(site, "compile", tmp_path / "llama", "--devices", "2xcpu", *shape, "-o", out)
-    assert json.loads(run(site, "verify", out, "--json"))["ok"]
+    run("compile", tmp_path / "llama", "--devices", "2xcpu", *shape, "-o", out)
+    assert json.loads(run("verify", out, "--json"))["ok"]
     with torch.no_grad():
         model.lm_head.weight[3] *= 1.01
     model.save_pretrained(tmp_path / "llama")
-    assert "not the one that was compiled" in run(site, "verify", out, fails=True)
+    assert "not the one that was compiled" in run("verify", out, fails=True)
     page = (ROOT / "docs/writing_frontends.md").read_text()
     assert (ROOT / "tests/plugin/pipec_plugin/saved.py").read_text() in page
 
 
-def test_an_external_backend_passes_the_suite_of_the_own_ones(site: Path) -> None:
+def test_an_external_backend_passes_the_suite_of_the_own_ones(run: Installed) -> None:
     suite = ROOT / "tests/plugin/test_conformance.py"
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "--rootdir",
-        str(site),
-    ]
-    env = {**os.environ, "PYTHONPATH": str(site)}
+    words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(run.site)]
     done = subprocess.run(
-        [*command, str(suite)], env=env, capture_output=True, text=True, check=False
+        [sys.executable, *words, str(suite)],
+        env=run.environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stdout
     assert " passed" in done.stdout
 
 
-def test_what_runs_is_what_was_emitted(site: Path, tmp_path: Path) -> None:
+def test_what_runs_is_what_was_emitted(run: Installed, tmp_path: Path) -> None:
     """C that multiplies by 7 is found by `verify`, and its numbers are those of `run`."""
     model = tmp_path / "models.py"
     model.write_text(MODEL)
@@ -128,14 +163,14 @@ def test_what_runs_is_what_was_emitted(site: Path, tmp_path: Path) -> None:
         out, values = tmp_path / name, tmp_path / f"{name}.npz"
         target = ("--target", "c", "--devices", "2xcpu")
         times = "7" if name == "wrong" else "1"
-        run(site, "compile", f"{model}:net", *target, "-o", out, times=times)
-        run(site, "run", out, "--rounds", 1, "--outputs", values)
+        run("compile", f"{model}:net", *target, "-o", out, times=times)
+        run("run", out, "--rounds", 1, "--outputs", values)
         found[name] = next(iter(np.load(values).values()))
-    assert run(site, "verify", tmp_path / "right")
-    assert "are off" in run(site, "verify", tmp_path / "wrong", fails=True)
+    assert run("verify", tmp_path / "right")
+    assert "are off" in run("verify", tmp_path / "wrong", fails=True)
     assert np.abs(found["wrong"] - found["right"]).max() > 6 * np.abs(found["right"]).max()
-    told = run(site, "run", tmp_path / "right", "--clip", 1, fails=True)
+    told = run("run", tmp_path / "right", "--clip", 1, fails=True)
     assert "--clip is of the target torch, not of c" in told
     costs = tmp_path / "costs.json"
-    run(site, "profile", tmp_path / "right", "-o", costs, "--seconds", 0.1, "--repeats", 1)
+    run("profile", tmp_path / "right", "-o", costs, "--seconds", 0.1, "--repeats", 1)
     assert len(json.loads(costs.read_text())["stages"]["cpu"]) == 2

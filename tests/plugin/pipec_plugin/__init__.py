@@ -100,9 +100,6 @@ def code(n: fx.Node) -> str | None:
     return None
 
 
-WRONG = os.environ.get("PIPEC_PLUGIN_TIMES", "1")  # a fault on purpose, which tests inject
-
-
 @dataclass(frozen=True)
 class COptions(Options):
     """What `pipec compile` may be told for C."""
@@ -151,9 +148,10 @@ def _function(graph: Graph) -> str:
     lines = [f"const float *{i.node} = in[{k}];" for k, i in enumerate(graph.inputs)]
     for n in graph.calls:
         lines += [f"static float {n.name}[{tensor(n).numel()}];", str(code(n))]
+    times = os.environ.get("PIPEC_PLUGIN_TIMES", "1")  # a fault on purpose, which tests inject
     for k, o in enumerate(graph.outputs):
         size = tensor(graph.node(o.node)).numel()
-        lines.append(f"for (int i = 0; i < {size}; i++) out[{k}][i] = {WRONG} * {o.node}[i];")
+        lines.append(f"for (int i = 0; i < {size}; i++) out[{k}][i] = {times} * {o.node}[i];")
     return "\nvoid stage(const float **in, float **out) {\n  " + "\n  ".join(lines) + "\n}\n"
 
 
