@@ -1,6 +1,6 @@
 """Ops of the table with hostile arguments: `make fuzz-ops`.
 
-    python -m benchmarks.fuzz_ops [--trials 40] [--seed 0] [--start] [OP ...]
+    python -m benchmarks.fuzz_ops [--trials 40] [--seed 0] [--seconds 8] [--start] [OP ...]
 
 `op_calls.json` has sound calls of every op of `pipec/graph/ops.txt`, as torch's own tests and
 pipec's front ends make them. Each trial changes up to three arguments (a size, a dtype, strides,
@@ -48,7 +48,7 @@ INTS = (-1, 0, 1, 2, 3, 7, -7, 64, 2**31 - 1, 2**31, 2**62, -(2**63), 2**63 - 1)
 NUMBERS = (-1, -2, 0, 1, 2, 5, 100, 10**6, 2**31, 2**40, 2**62, -(2**63), -(2**31))
 FLOATS = tuple(map(float, ("nan", "inf", "-inf", "0", "-1", "1e300", "2", "0.5")))
 TYPES = ("float32", "float64", "int64", "int32", "bool", "bfloat16", "uint8", "complex64", "int8")
-LARGEST, SECONDS = 1 << 22, 8
+LARGEST = 1 << 22
 
 
 def main() -> int:
@@ -56,10 +56,11 @@ def main() -> int:
     parser.add_argument("ops", nargs="*", help="names; 'ruled' for all ops with rules")
     parser.add_argument("--trials", type=int, default=40)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seconds", type=int, default=8, help="until an op is slow, not at fault")
     parser.add_argument("--start", action="store_true")
     given = parser.parse_args()
     if "PIPEC_GUARDED" not in os.environ:
-        return _again_guarded(at_start=given.start)
+        return again_guarded(sys.argv[1:], at_start=given.start)
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     calls = json.loads(CALLS.read_text(encoding="ascii"))
@@ -70,7 +71,7 @@ def main() -> int:
     for name in names:
         numbers = list(range(given.seed, given.seed + given.trials))
         while numbers and name in calls:
-            signalled = _in_child(name, calls[name], numbers, note)
+            signalled = _in_child(name, calls[name], numbers, note, given.seconds)
             result = json.loads(_read_note(note))
             if signalled is None:
                 ends.update(result)
@@ -87,8 +88,8 @@ def main() -> int:
     return int(faults > 0 or bool(missing))
 
 
-def _again_guarded(*, at_start: bool) -> int:
-    """Run this program once more with `guard.c` around its memory."""
+def again_guarded(given: list[str], *, at_start: bool = False) -> int:
+    """Run this program with `guard.c` around its memory."""
     with tempfile.TemporaryDirectory() as folder:
         built = f"{folder}/guard.so"
         source = str(HERE / "guard.c")
@@ -100,18 +101,18 @@ def _again_guarded(*, at_start: bool) -> int:
             "LD_PRELOAD": built,
             **({"GUARD_START": "1"} if at_start else {}),
         }
-        words = [sys.executable, "-m", "benchmarks.fuzz_ops", *sys.argv[1:]]
+        words = [sys.executable, "-m", "benchmarks.fuzz_ops", *given]
         return subprocess.run(words, env={**os.environ, **variables}, check=False).returncode
 
 
 def _in_child(
-    name: str, calls: list[Call], numbers: list[int], note: mmap.mmap
+    name: str, calls: list[Call], numbers: list[int], note: mmap.mmap, seconds: int
 ) -> signal.Signals | None:
     """Try a few numbers in a process of their own; the signal that ended it."""
     child = os.fork()
     if child == 0:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        signal.alarm(SECONDS)
+        signal.alarm(seconds)
         for number in (1, 2):
             os.dup2(os.open(os.devnull, os.O_RDWR), number)
         op, ends = resolve(name), Counter[str]()
