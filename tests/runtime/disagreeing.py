@@ -1,7 +1,7 @@
 """Ranks that were told different things; the last one is the odd one."""
 
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cache, partial
 from typing import Any
 from unittest.mock import patch
 
@@ -37,6 +37,7 @@ def decay(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRSchedu
     return torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
 
 
+@cache
 def plan_of(
     schedule: str = "1f1b",
     *,

@@ -14,16 +14,17 @@ from safetensors.torch import load_file
 
 from tests.runtime.pipelines import emitted
 
-ROUNDS = 100
+ROUNDS = 40
 ALONE = os.environ | {"OMP_NUM_THREADS": "1"}
 """On one thread everywhere: sums of several have other bits."""
 DATA = """
+import os
 import time
 
 import torch
 
 def batch(number):
-    time.sleep(0.01)
+    time.sleep(float(os.environ.get("SLOW", "0")))
     g = torch.Generator().manual_seed(number)
     rows = torch.randn(4, 8, generator=g)
     return {"input": rows, "target": torch.randint(3, (4,), generator=g)}
@@ -32,8 +33,8 @@ RUN = ("run", "out", "-q", "--rounds", str(ROUNDS), "--data", "data.py:batch")
 KEPT = ("--checkpoints", "saved", "--every", "10", "--timeout", "60", "--save", "end.safetensors")
 
 
-def agents(directory: Path, attempt: int) -> list[subprocess.Popen[bytes]]:
-    """Two agents; one of them has the store where they meet."""
+def agents(directory: Path, attempt: int, slow: float = 0) -> list[subprocess.Popen[bytes]]:
+    """Two agents, each microbatch ``slow`` seconds; one has the store where they meet."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         where = f"127.0.0.1:{free.getsockname()[1]}"
     command = [
@@ -41,10 +42,10 @@ def agents(directory: Path, attempt: int) -> list[subprocess.Popen[bytes]]:
         "--rdzv-backend", "c10d", "--rdzv-endpoint", where, "--rdzv-id", str(attempt),
         "--local-addr", "127.0.0.1", "--no-python", sys.executable, "-m", "pipec", *RUN, *KEPT,
     ]  # fmt: skip
-    found = []
+    found, env = [], ALONE | {"SLOW": str(slow)}
     for k in range(2):
         log = (directory / f"agent{attempt}.{k}").open("wb")
-        found.append(subprocess.Popen(command, cwd=directory, env=ALONE, stderr=log, stdout=log))
+        found.append(subprocess.Popen(command, cwd=directory, env=env, stderr=log, stdout=log))
         log.close()
     return found
 
@@ -64,7 +65,7 @@ def test_a_run_whose_agent_is_killed_ends_and_goes_on_with_the_same_bits(tmp_pat
     (tmp_path / "data.py").write_text(DATA)
     whole = [sys.executable, "-m", "pipec", *RUN, "--local", "--save", "whole.safetensors"]
     subprocess.run(whole, cwd=tmp_path, env=ALONE, check=True)
-    first, second = agents(tmp_path, 0)
+    first, second = agents(tmp_path, 0, slow=0.03)
     try:
         deadline = time.monotonic() + 300
         while not list(tmp_path.glob("saved/round-?0")):

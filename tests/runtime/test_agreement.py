@@ -66,7 +66,7 @@ def test_a_rank_without_the_secret_is_refused(monkeypatch: pytest.MonkeyPatch) -
     store = HashStore()
     PrefixStore("pipec", store).set("join/1", "feed.beef")
     try:
-        join(store, 0, 2, timedelta(seconds=5))
+        join(store, 0, 2, timedelta(seconds=0.5))
     except BackendError as error:
         found.append(str(error))
     assert "does not know the shared secret" in found[0]
