@@ -25,7 +25,7 @@ from tests.runtime.processes import Death
 
 PATIENCE = timedelta(minutes=10)
 """What ranks wait for others where none is expected to die: longer than any machine is busy."""
-STARTED = timedelta(seconds=20)
+STARTED = timedelta(seconds=12)
 """In which all ranks start, however short they wait afterwards."""
 
 torch.set_num_threads(1)

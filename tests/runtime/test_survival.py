@@ -19,8 +19,9 @@ from tests.runtime import ranks
 from tests.runtime.pipelines import emitted
 from tests.runtime.processes import alone, elastic
 
-KILLS, ROUNDS = int(os.environ.get("PIPEC_KILLS", "8")), 200
+KILLS = int(os.environ.get("PIPEC_KILLS", "8"))
 """`make chaos` takes more kills."""
+ROUNDS = 10 * KILLS
 
 
 @pytest.mark.slow
