@@ -16,7 +16,8 @@ from pipec.cli.main import cli
 from tests.scripts import load_script
 
 ROOT = Path(__file__).parent.parent
-PAGES = sorted([*ROOT.glob("docs/**/*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
+PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md")), ROOT / "CONTRIBUTING.md"]
+"""The one that takes longest is the first."""
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 

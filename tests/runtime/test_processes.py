@@ -173,7 +173,7 @@ def _launched(place: Path, log: Path, *options: str) -> tuple[subprocess.Popen[s
 def test_a_rank_that_is_stopped_is_named_by_the_launcher_within_the_timeout(
     place: Path, tmp_path: Path
 ) -> None:
-    timeout, busy, victim = 12, 6, 1  # the seconds that a busy machine may need beyond
+    timeout, busy, victim = 8, 6, 1  # the seconds that a busy machine may need beyond
     run, ranks = _launched(place, tmp_path / "log", "--timeout", str(timeout))
     os.kill(int(ranks[victim]), signal.SIGSTOP)
     begin = time.monotonic()
