@@ -54,7 +54,14 @@ from pipec.schedule.schedule import Schedule
 from tests.autodiff.chain import Case, worst
 from tests.autodiff.zoo import CASES, floats, seeded
 from tests.runtime.eager_models import Sometimes
-from tests.runtime.pipelines import accumulated, batches, scheduled, staged, staged_graph
+from tests.runtime.pipelines import (
+    accumulated,
+    batches,
+    scheduled,
+    staged,
+    staged_graph,
+    staged_once,
+)
 from tests.runtime.ranks import PATIENCE
 
 RUNS: dict[int, list[tuple[str, int, str, dict[str, object], float | None]]] = {
@@ -84,7 +91,7 @@ def prepared(world: int, directory: Path) -> None:
     """Write the plans of all runs, so that no rank must trace and differentiate them."""
     for k, (name, stages, schedule, options, _) in enumerate(RUNS[world]):
         case = CASES[name]
-        plan = staged(case, seeded(case), stages)
+        plan = staged_once(case, seeded(case), stages)
         order = scheduled(plan, schedule, 12, **options)
         emit(plan.replace(schedule=order), directory / str(k))
 

@@ -192,9 +192,9 @@ def test_a_step_is_work_and_no_bubble() -> None:
 
     class Slow(torch.optim.SGD):
         def step(self, closure: None = None) -> None:  # type: ignore[override]
-            time.sleep(0.2)
+            time.sleep(0.05)
             super().step(closure)
 
     run = pipeline("mlp", 2, 1, Settings(lambda parameters: Slow(parameters, lr=0.1)))
     run.run(1)
-    assert sum(e.result.busy for e in run.executors) > 0.4
+    assert sum(e.result.busy for e in run.executors) > 0.1
