@@ -29,7 +29,7 @@ class Module:
         loops: (name, initiation interval, pipeline stages) of each pipelined loop.
         latency: Most cycles of one call; None where the tool does not know.
         resources: ``dsp``, ``bram36``, ``uram``, ``lut``, ``ff``, with all that it calls.
-        clock_ns: Estimated clock period.
+        clock_ns: Estimated clock period; ``target_ns`` the one asked for.
     """
 
     name: str
@@ -37,6 +37,7 @@ class Module:
     latency: int | None = None
     resources: Mapping[str, float] = field(default_factory=dict)
     clock_ns: float = 0.0
+    target_ns: float = 0.0
 
 
 def read_module(path: Path) -> Module:
@@ -60,6 +61,7 @@ def read_module(path: Path) -> Module:
             _count(root.findtext(".//SummaryOfOverallLatency/Worst-caseLatency")),
             {ours: area.get(theirs, 0.0) for theirs, ours in _PARTS.items()},
             float(root.findtext(".//SummaryOfTimingAnalysis/EstimatedClockPeriod") or 0),
+            float(root.findtext("UserAssignments/TargetClockPeriod") or 0),
         )
     except (OSError, ValueError, KeyError, ElementTree.ParseError) as error:
         raise BackendError("not a report of Vitis HLS", where=path, got=str(error)) from error

@@ -100,6 +100,9 @@ class Nest:
             return first if all(x == first for x in more) else own
         steps = [v for v, block in phi.incoming if block in loop.blocks]
         starts = {v for v, block in phi.incoming if block not in loop.blocks}
+        ends = [*steps, *starts]
+        if len(ends) == 2 and all(map(_CONSTANT.fullmatch, ends)):  # of two iterations
+            return Sum({phi.block: int(ends[0]) - int(ends[1])}, int(ends[1]))
         added = self.function.defined.get(steps[0]) if len(steps) == len(starts) == 1 else None
         operands = _operands(added) if added is not None and added.op == "add" else []
         if operands[:1] != [phi.name] or not _CONSTANT.fullmatch(operands[1]):

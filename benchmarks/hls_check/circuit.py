@@ -12,23 +12,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-import networkx as nx
-
 from benchmarks.hls_check.affine import Nest, Sum
 from benchmarks.hls_check.found import Access, base_name, plain_name
 from benchmarks.hls_check.ir import Instruction
-from benchmarks.hls_check.operators import MUX
-from benchmarks.hls_check.recurrence import Body
+from benchmarks.hls_check.operators import MUX, RAM, STORE
+from benchmarks.hls_check.recurrence import ADDITIONS, Body
 from benchmarks.hls_check.schedule import ends_of
 from benchmarks.hls_check.source import Place
 
-ADDER, QUICK_ADDER, DOUBLE_PRODUCT = 6, 4, 7
-"""Cycles of an adder of DSPs, of one of LUTs, which recurrences have where the other takes too
-long, and of a product of doubles."""
 FLATTENED, MORE_FLATTENED = 1.9, 1.0
 """Nanoseconds in which the counter of the loop around is counted on, and that of each loop more."""
 PRODUCT = 2.7
 """Nanoseconds of a product and a sum of an address, one for each dimension but the last."""
+REMAINDER = 3
+"""Cycles of a remainder beyond one for each of its bits, the last one not counted."""
 _LARGE = 1 << 20
 _FLOATS = {"fadd", "fsub", "fmul", "fdiv"}
 
@@ -54,13 +51,16 @@ class Circuit(Body):
         levels: How many loops it is made of.
         places: Where arrays lie, by name.
         tree: Whether sums may be reordered.
-        quick: Whether recurrences have adders of LUTs.
+        outside: Cycles of an access to memory outside of the chip.
+        target: The interval that a pragma asks for; 0 if the tool made it a pipeline by itself, so
+            that none is worth a quick adder or a register for it.
     """
 
     levels: int = 1
     places: Mapping[str, Place] = field(default_factory=dict)
     tree: bool = False
-    quick: bool = False
+    outside: int = 1
+    target: int = 1
 
     @cached_property
     def nest(self) -> Nest:
@@ -71,7 +71,7 @@ class Circuit(Body):
     # Arrays
 
     def _is_outside(self, name: str) -> bool:
-        return False
+        return self._place(name).outside
 
     def _place(self, array: str) -> Place:
         names = base_name(array), plain_name(base_name(array))
@@ -84,13 +84,14 @@ class Circuit(Body):
         return array, index, lane
 
     def _words(self, name: str) -> int:
-        banks = self._place(name).banks
+        place, sizes = self._place(name), self._dims(name)
+        banks = place.banks
         if banks.get(0, ("", 1))[0] == "complete":
             return 1
         if name.partition("[")[0] in self.function.arguments:
-            return _LARGE
+            sizes = place.shape if place.shape and all(place.shape) else (_LARGE,)
         words = 1
-        for k, size in enumerate(self._dims(name), 1):
+        for k, size in enumerate(sizes, 1):
             kind, factor = banks.get(k, ("", 1))
             words *= 1 if kind == "complete" else math.ceil(size / factor)
         return words
@@ -133,9 +134,16 @@ class Circuit(Body):
 
     def _is_kept(self, store: Access, load: Access) -> bool:
         inner = self.nest.loops[0].header
+        if self._is_word:
+            return False
         sums = [self.nest.sum_of(x) for x in store.index]
         same = sums == [self.nest.sum_of(x) for x in load.index]
         return same and not any(inner in x.terms for x in sums)
+
+    @property
+    def _is_word(self) -> bool:
+        """Whether a sum stays in memory, as the tool flattens by itself before it looks at sums."""
+        return not self.target and self.levels > 1
 
     @cached_property
     def kept(self) -> set[Instruction]:
@@ -186,6 +194,12 @@ class Circuit(Body):
                 found[last] = count
         return found
 
+    @cached_property
+    def registered(self) -> set[str]:
+        """Values that registers are given: the tool sees that these are accumulators."""
+        stores = [a for a in self.accesses if a.kind == "store" and not self.is_memory(a.array)]
+        return {v for a in stores for v in a.at.values[:1]}
+
     def _count_terms(self, i: Instruction) -> int:
         """Terms that an addition adds, of a tree all for its last one."""
         return self.terms.get(i, 1) if self.tree else 1
@@ -208,46 +222,42 @@ class Circuit(Body):
     # Time
 
     @cached_property
-    def _recurrent(self) -> set[Instruction]:
-        """Operations of recurrences, with adders of either kind."""
-        slow = Circuit(self.function, self.loop, self.arrays, self.delays, self.sizes, self.levels,
-                       self.places, self.tree)  # fmt: skip
-        parts = nx.strongly_connected_components(slow.graph)
-        return {i for part in parts if len(part) > 1 for i in part}
-
-    def _is_quick(self, i: Instruction) -> bool:
-        return self.quick and i in self._recurrent
-
-    @cached_property
     def _core_inputs(self) -> set[str]:
         return {v for i in self.instructions if i.op in _FLOATS for v in i.values}
 
     def _delay(self, i: Instruction) -> float:
-        if i in self.forwarded or i in self.kept:
+        if i in self.forwarded:
             return 0.0
-        if i.op in {"fadd", "fsub"}:
+        if i in self.kept:
+            return 0.0 if self.target else MUX
+        if any(self._is_outside(self._object(p)[0]) for p in self._pointers(i).values()):
+            return self.delays.cycles(self.outside)
+        if i.op in ADDITIONS:
             count = self._count_terms(i)
-            each = QUICK_ADDER if self._is_quick(i) else ADDER
-            return self.delays.cycles(each * count_added(count) * bool(count))
+            added = 1 if i.name in self.registered else count_added(count)
+            return super()._delay(i) * added * bool(count)
+        if i.op == "phi" and i.block == self.loop.header and "float" in i.rest and self._is_word:
+            return self.delays.cycles(1) + RAM + STORE
         if i.op == "fmul" and "double" in i.rest:
-            return self.delays.cycles(DOUBLE_PRODUCT)
+            return self.delays.core("dmul")
         if i.op in {"phi", "select"} and i.name in self._core_inputs:
-            return 0.0  # a choice in front of a core: the tool keeps the interval and says so
+            # a choice in front of a core: the tool keeps an interval that is asked for and says so
+            return 0.0 if self.target else MUX
         if re.search(r"(max|min)num", i.callee):
             return self.delays.compare(32) + MUX  # compared as integers
         return super()._delay(i)
 
-    def _staged(self, i: Instruction) -> float:
-        """Nanoseconds of an operation in a schedule, where a core's result is a cycle later."""
-        delay, cycle = self.delay(i), self.delays.cycles(1)
-        if i.op in {"fadd", "fsub"}:
-            count = self._count_terms(i)
-            levels = math.ceil(math.log2(count + 1))
-            quick = count_added(count) if self._is_quick(i) and count else 0
-            stages = (QUICK_ADDER + 1) * quick + (ADDER + 1) * max(levels - quick, 0)
-            return self.delays.cycles(stages)
-        core = i.op in _FLOATS or (i.op == "call" and "pipec" not in i.callee)
-        return delay + cycle if core and delay >= cycle else delay
+    def time_in_stages(self, i: Instruction) -> float:
+        """The same; the levels of a tree after each other."""
+        if i.op not in ADDITIONS:
+            return super().time_in_stages(i)
+        count, cycle = self._count_terms(i), self.delays.cycles(1)
+        last = i.name in self.registered and count > 0
+        levels = math.ceil(math.log2(count)) + 1 if last else math.ceil(math.log2(count + 1))
+        quick = (1 if last else count_added(count)) * (self.is_quick(i) and count > 0)
+        slow = max(levels - quick, 0)
+        cores = quick * self.delays.core("quick_fadd") + slow * self.delays.core("fadd")
+        return cores + (quick + slow) * cycle
 
     def depth_at(self, ii: int) -> int:
         """Stages of the pipeline at an interval; accesses to one memory wait for its ports."""
@@ -267,7 +277,8 @@ class Circuit(Body):
         units = math.ceil(len(products) / ii)
         if all(count <= 2 for count in self.terms.values()):
             ready |= {i: max(ready[i], k // units * cycle) for k, i in enumerate(products)}
-        ends = ends_of(self.instructions, self.graph, self._staged, cycle, ii, self.sums, ready)
+        time, sums = self.time_in_stages, self.sums
+        ends = ends_of(self.instructions, self.graph, time, cycle, ii, sums, ready)
         return max(ends.values(), default=0)
 
     def _level(self, i: Instruction) -> int:
@@ -288,4 +299,20 @@ class Circuit(Body):
         """Nanoseconds until an address is there."""
         sums = [self.nest.sum_of(x) for x in a.index]
         level = max(map(self._level_of, sums), default=0)
-        return self._flattened(level) + PRODUCT * sum(bool(x.terms) for x in sums[:-1])
+        address = self._flattened(level) + PRODUCT * sum(bool(x.terms) for x in sums[:-1])
+        return max(address, self.delays.cycles(self._find_bank(a.array, sums)))
+
+    def _find_bank(self, array: str, sums: Sequence[Sum]) -> int:
+        """Cycles of the remainder that is the bank of a word, where the divisor needs one.
+
+        A counter of the innermost loop that goes on by 1 has its remainder counted beside it.
+        """
+        place, bits, counter = self._place(array), [0], {self.nest.loops[0].header: 1}
+        for dim, (kind, factor) in place.banks.items():
+            if kind == "cyclic" and factor & (factor - 1) and 0 < dim <= len(sums):
+                size = place.shape[dim - 1] if dim <= len(place.shape) else 0
+                total = sums[dim - 1]
+                counted = total.modulo(factor) is not None or total.terms == counter
+                if size > factor and not counted:
+                    bits.append((size - 1).bit_length())
+        return max(bits) + REMAINDER if max(bits) else 0

@@ -7,6 +7,7 @@ data; control, from the branches between a join and its immediate dominator; mem
 to the loads of the same object in later iterations.
 """
 
+import dataclasses
 import math
 import re
 from collections import Counter, defaultdict
@@ -14,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
+from typing import TypeVar
 
 import networkx as nx
 
@@ -31,7 +33,7 @@ from benchmarks.hls_check.found import (
 )
 from benchmarks.hls_check.ir import Function, Instruction, Loop
 from benchmarks.hls_check.operators import GATE, MUX, RAM, STORE, Delays
-from benchmarks.hls_check.schedule import ends_of, longer_cycle
+from benchmarks.hls_check.schedule import ends_of, find_inner_sums, find_terms, longer_cycle
 from pipec.errors import BackendError
 
 _BITS = re.compile(r"(?<![%\w.])i(\d+)\b")
@@ -39,12 +41,15 @@ _CONSTANT = re.compile(r"getelementptr inbounds \((.*)\)")
 _FLOATS = {"fadd": "fadd", "fsub": "fadd", "fmul": "fmul", "fdiv": "fdiv", "fcmp": "fcmp"}
 _LIBRARY = {"sqrt": "sqrt", "exp": "exp", "tanh": "exp", "log": "exp", "erf": "exp", "pow": "exp",
             "sin": "exp", "cos": "exp"}  # fmt: skip
+ADDITIONS = {"fadd", "fsub"}
 LANES = 16
 """Iterations through which a lane of a vector is followed."""
 MARK = "pipec_distance_"
 """What a function is called that stands for a ``DEPENDENCE`` pragma, the array's name behind it."""
 SMALL_ARRAY = 4
 """Words up to which an array becomes registers by itself."""
+
+B = TypeVar("B", bound="Body")
 
 
 @dataclass(eq=False)
@@ -57,6 +62,7 @@ class Body:
         arrays: Pragmas by function (empty for one that is a part of others) and variable.
         delays: Delays of operators.
         sizes: Words by global array, dimension by dimension.
+        quick: Whether recurrences have adders of LUTs, which take fewer cycles than those of DSPs.
     """
 
     function: Function
@@ -64,6 +70,7 @@ class Body:
     arrays: Mapping[tuple[str, str], Array]
     delays: Delays
     sizes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    quick: bool = False
 
     @cached_property
     def instructions(self) -> list[Instruction]:
@@ -78,7 +85,8 @@ class Body:
 
     def ends(self, ii: int = 1) -> dict[Instruction, int]:
         """Cycle in which each operation has ended, scheduled as soon as possible."""
-        return ends_of(self.instructions, self.graph, self.delay, self.delays.usable, ii, self.sums)
+        period = self.delays.usable
+        return ends_of(self.instructions, self.graph, self.time_in_stages, period, ii, self.sums)
 
     @property
     def cycles(self) -> int:
@@ -393,31 +401,32 @@ class Body:
 
     @cached_property
     def inner_sums(self) -> frozenset[str]:
-        """Integer additions that only another one reads.
-
-        A tool balances sums of integers (EXPRESSION_BALANCE, on by default), so what comes last is
-        added last; clang's order, which adds it first, says nothing.
-        """
-        readers = Counter(v for i in self.instructions for v in set(i.values))
-        sums = [i for i in self.instructions if i.op == "add"]
-        inner = {v for i in sums for v in i.values if v in self.here and readers[v] == 1}
-        return frozenset(v for v in inner if self.here[v].op == "add")
+        """Integer additions that only another one reads."""
+        return find_inner_sums(self.instructions)
 
     @cached_property
     def sums(self) -> dict[Instruction, list[Instruction | None]]:
         """Sums of integers of more than two terms to these; None for what is no operation here."""
         outer = [i for i in self.instructions if i.op == "add" and i.name not in self.inner_sums]
-        found = {i: [*self._terms(i)] for i in outer}
+        found = {i: [*find_terms(i, self.here, self.inner_sums)] for i in outer}
         return {i: terms for i, terms in found.items() if len(terms) > 2}
 
-    def _terms(self, i: Instruction) -> Iterator[Instruction | None]:
-        todo = [*(*i.values, "")[:2]]
-        while todo:
-            v = todo.pop()
-            if v in self.inner_sums:
-                todo.extend((*self.here[v].values, "")[:2])
-            else:
-                yield self.here.get(v)
+    @cached_property
+    def recurrent(self) -> set[Instruction]:
+        """Operations of recurrences."""
+        slow = dataclasses.replace(self, quick=False) if self.quick else self
+        parts = nx.strongly_connected_components(slow.graph)
+        return {i for part in parts if len(part) > 1 for i in part}
+
+    def is_quick(self, i: Instruction) -> bool:
+        """Whether an adder is one of LUTs."""
+        return self.quick and i in self.recurrent
+
+    def time_in_stages(self, i: Instruction) -> float:
+        """Nanoseconds of an operation in a schedule, where a core's result is a cycle later."""
+        delay, cycle = self.delay(i), self.delays.cycles(1)
+        core = i.op in _FLOATS or (i.op == "call" and "pipec" not in i.callee)
+        return delay + cycle if core and delay >= cycle - 1e-9 else delay
 
     def delay(self, i: Instruction) -> float:
         """Nanoseconds of an operation."""
@@ -435,7 +444,7 @@ class Body:
         if i.name in self.inner_sums or self._is_wiring(i, last):
             return 0.0
         if i.op in _FLOATS:
-            return d.core(_FLOATS[i.op])
+            return d.core("quick_fadd" if i.op in ADDITIONS and self.is_quick(i) else _FLOATS[i.op])
         if i.op in {"load", "call"}:
             return self._load(i) if i.op == "load" else self._call(i, bits)
         if i.op == "store":
@@ -485,3 +494,9 @@ class Body:
 def _acts(i: Instruction) -> bool:
     """Whether a call does more than compute: it accesses a FIFO, or memory."""
     return "@pipec" in i.callee or "@llvm.mem" in i.callee
+
+
+def choose_adders(body: B, target: int) -> B:
+    """The loop, with adders of LUTs in its recurrences if it misses an interval without."""
+    slow = body.recurrence()[0] > max(target, body.ports()[0])
+    return dataclasses.replace(body, quick=True) if slow else body

@@ -2,7 +2,8 @@
 
 import math
 from bisect import insort
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import networkx as nx
@@ -63,6 +64,32 @@ def ends_of(
                 insort(terms, end(max(terms.pop(0), terms.pop(0)), delay(i)))
             ends[i] = max(ends[i], terms[0])
     return {i: math.ceil(end / period - 1e-9) for i, end in ends.items()}
+
+
+def find_inner_sums(operations: Sequence[Instruction]) -> frozenset[str]:
+    """Integer additions that only another one reads.
+
+    A tool balances sums of integers (EXPRESSION_BALANCE, on by default), so what comes last is
+    added last; clang's order, which adds it first, says nothing.
+    """
+    here = {i.name: i for i in operations if i.name}
+    readers = Counter(v for i in operations for v in set(i.values))
+    sums = [i for i in operations if i.op == "add"]
+    inner = {v for i in sums for v in i.values if v in here and readers[v] == 1}
+    return frozenset(v for v in inner if here[v].op == "add")
+
+
+def find_terms(
+    i: Instruction, here: Mapping[str, Instruction], inner: Collection[str]
+) -> Iterator[Instruction | None]:
+    """What an addition sums with those that only it reads; None for what is no operation here."""
+    todo = [*(*i.values, "")[:2]]
+    while todo:
+        v = todo.pop()
+        if v in inner:
+            todo.extend((*here[v].values, "")[:2])
+        else:
+            yield here.get(v)
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,19 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
+import networkx as nx
+
+_NO_CODE = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.DOTALL)
+"""Comments and strings."""
 _FOR = re.compile(r"(?:\b(\w+)\s*:\s*)?\bfor\s*\(")
 _HEAD = re.compile(r"^void\s+(\w+)\s*\(", re.MULTILINE)
 _PARTITION = re.compile(r"#pragma HLS array_partition (.*)", re.IGNORECASE)
+_OUTSIDE = re.compile(r"^ *#pragma HLS (?i:interface) m_axi port *= *(\w+)", re.MULTILINE)
 _UNROLL = re.compile(r"#pragma HLS unroll(?: +factor *= *(\d+))?", re.IGNORECASE)
-_PIPELINE = re.compile(r"#pragma HLS pipeline +II *= *(\d+)", re.IGNORECASE)
+_PIPELINE = re.compile(r"#pragma HLS pipeline\b(?: +II *= *(\d+))?", re.IGNORECASE)
 _ARRAY = re.compile(r"(\w+)((?:\[[^\]]*\])+)\s*(?=[,)\n])")
 _LOCAL = re.compile(r"^\s*float (\w+)((?:\[[^\]]*\])+);", re.MULTILINE)
+_CALL = re.compile(r"\b(\w+)\(([^;{]*?)\);")
 _COMMA = re.compile(r",(?![^<]*>)")
 Banks = dict[int, tuple[str, int]]
 """Kind and factor of a partition by dimension, counted from 1; dimension 0 for all of them."""
@@ -24,12 +30,14 @@ class Place:
     Attributes:
         banks: What pragmas say.
         free: Whether the tool chooses banks where no pragma does: an array inside of the kernel.
+        outside: Whether it lies in memory outside of the chip, behind an ``m_axi`` port.
         shape: Sizes of its dimensions, 0 for what is no number.
     """
 
     banks: Banks = field(default_factory=dict)
     free: bool = False
     shape: tuple[int, ...] = ()
+    outside: bool = False
 
 
 @dataclass(eq=False)
@@ -97,23 +105,18 @@ def find_closing(text: str, at: int, pair: str) -> int:
 def find_loops(text: str) -> list[SourceLoop]:
     """The loops of a source file in its order, so that outer ones come first."""
     found: list[SourceLoop] = []
+    text = _NO_CODE.sub(lambda m: re.sub(r"[^\n]", " ", m[0]), text)
     for m in _FOR.finditer(text):
-        if "//" in _line_before(text, m.start()):
-            continue
         body = _skip(text, find_closing(text, text.index("(", m.end() - 1), "()") + 1)
         braces = text[body] == "{"
         end = find_closing(text, body, "{}") if braces else _end_statement(text, body)
         begin = m.start() if m[1] is None else text.index("for", m.end(1))
         around = [x for x in found if x.body <= begin < x.end]
         label = m[1] or f"VITIS_LOOP_{text.count(chr(10), 0, begin) + 1}"
-        function = [h[1] for h in _HEAD.finditer(text) if h.start() < begin][-1]
+        function = ["", *(h[1] for h in _HEAD.finditer(text) if h.start() < begin)][-1]
         outer = around[-1] if around else None
         found.append(SourceLoop(label, begin, body, end, braces, outer, function))
     return found
-
-
-def _line_before(text: str, at: int) -> str:
-    return text[text.rfind("\n", 0, at) + 1 : at]
 
 
 def _skip(text: str, at: int) -> int:
@@ -137,16 +140,18 @@ def own_text(text: str, loop: SourceLoop, loops: Sequence[SourceLoop]) -> str:
 
 
 def read_target(own: str) -> int:
-    """The interval that a loop's pragma asks for; 1 without one."""
+    """The interval that a loop's pragma asks for, 1 if it names none; 0 without a pragma."""
     match = _PIPELINE.search(own)
-    return int(match[1]) if match else 1
+    return int(match[1] or 1) if match else 0
 
 
-def translate(text: str, loops: Sequence[SourceLoop], marked: Collection[int]) -> str:
+def translate(
+    text: str, loops: Sequence[SourceLoop], marked: Collection[int], headers: str = ""
+) -> str:
     """The source with a call of ``pipec_loop(K)`` in every marked loop K, for clang.
 
     Loops in a marked one are unrolled, and loops as their pragmas say. Functions stay functions,
-    and arrays that they are given do not overlap.
+    and arrays that they are given do not overlap. What headers declare stays visible to others.
     """
     inserts: dict[int, list[str]] = defaultdict(list)
     numbers = {id(x): k for k, x in enumerate(loops)}
@@ -165,10 +170,11 @@ def translate(text: str, loops: Sequence[SourceLoop], marked: Collection[int]) -
             inserts[loop.end + 1].append("}")
     for head in _HEAD.finditer(text):
         called = re.search(rf"^\s+{head[1]}\(", text, re.MULTILINE)  # constants are known inside
-        inserts[head.start()].append("static " * bool(called) + "__attribute__((noinline)) ")
+        own = called and not re.search(rf"\b{head[1]}\(", headers)
+        inserts[head.start()].append("static " * bool(own) + "__attribute__((noinline)) ")
         begin = text.index("(", head.start())
         for a in _ARRAY.finditer(text, begin, find_closing(text, begin, "()") + 1):
-            line = _line_before(text, a.start())
+            line = text[text.rfind("\n", 0, a.start()) + 1 : a.start()]
             if "//" not in line and "stream<" not in line:
                 inserts[a.start()].append("(*__restrict ")
                 inserts[a.end(1)].append(")" + a[2][a[2].index("]") + 1 :] + "/*")
@@ -211,35 +217,47 @@ def _read_partitions(text: str) -> dict[tuple[str, str], Banks]:
 def read_places(text: str) -> dict[str, dict[str, Place]]:
     """Where arrays lie, by function and name; what a function is given lies where its caller says.
 
-    Callers stand behind what they call.
+    Of functions of one name, which differ in arguments that are no arrays, the last one counts.
     """
-    partitions = _read_partitions(text)
-    heads = [(m[1], m.start(), text.index("(", m.start())) for m in _HEAD.finditer(text)]
-    ends = [*(start for _, start, _ in heads[1:]), len(text)]
-    parameters: dict[str, list[str]] = {}
+    partitions, parts = _read_partitions(text), _split(text)
     found: dict[str, dict[str, Place]] = {}
-    for name, _, begin in heads:
-        given = re.sub(r"//.*", "", text[begin + 1 : find_closing(text, begin, "()")])
-        words = [p.strip() for p in _COMMA.split(given)]
-        names = [
-            re.sub(r"(\[[^\]]*\])+$", "", p).split()[-1].lstrip("&*") if p else "" for p in words
-        ]
-        parameters[name] = names
-        shapes = [_read_shape(p, text) for p in words]
-        found[name] = {n: Place(shape=s) for n, s in zip(names, shapes, strict=True)}
-    for (name, _, begin), end in zip(reversed(heads), reversed(ends), strict=True):
-        own, places = text[find_closing(text, begin, "()") : end], found[name]
-        places |= {m[1]: Place({}, True, _read_shape(m[2], text)) for m in _LOCAL.finditer(own)}
-        for (function, variable), banks in partitions.items():
-            if function == name:
-                old = places.get(variable, Place())
-                places[variable] = Place(banks, old.free, old.shape)
-        for other, names in parameters.items():
-            for call in re.finditer(rf"\b{other}\(([^;{{]*)\);", own):
-                for parameter, given in zip(
-                    names, map(str.strip, call[1].split(",")), strict=False
-                ):
-                    if given in places:
-                        mine, its = found[other][parameter], places[given]
-                        found[other][parameter] = Place(its.banks, its.free, mine.shape)
+    for name, (parameters, own) in parts.items():
+        shapes = {_name_of(p): Place(shape=_read_shape(p, text)) for p in parameters}
+        local = {m[1]: Place({}, True, _read_shape(m[2], text)) for m in _LOCAL.finditer(own)}
+        outside = {port: Place(outside=True) for port in _OUTSIDE.findall(own)}
+        found[name] = shapes | local | outside
+    for (function, variable), banks in partitions.items():
+        old = found[function].get(variable, Place())
+        found[function][variable] = Place(banks, old.free, old.shape)
+    calls = {name: list(_CALL.finditer(own)) for name, (_, own) in parts.items()}
+    calls = {name: [c for c in every if c[1] in parts] for name, every in calls.items()}
+    flow = nx.condensation(nx.DiGraph((name, c[1]) for name in calls for c in calls[name]))
+    callers = (n for k in nx.topological_sort(flow) for n in flow.nodes[k]["members"])
+    for name in callers:  # before what they call
+        for call in calls[name]:
+            given = map(str.strip, call[2].split(","))
+            for parameter, argument in zip(parts[call[1]][0], given, strict=False):
+                own = _name_of(parameter)
+                if argument in found[name]:
+                    its, old = found[name][argument], found[call[1]][own]
+                    banks = partitions.get((call[1], own), its.banks)
+                    found[call[1]][own] = Place(banks, its.free, old.shape, its.outside)
     return found
+
+
+def _split(text: str) -> dict[str, tuple[list[str], str]]:
+    """Parameters and body of every function."""
+    heads = [(m[1], text.index("(", m.start())) for m in _HEAD.finditer(text)]
+    ends = [*(m.start() for m in _HEAD.finditer(text)), len(text)][1:]
+    found = {}
+    for (name, begin), end in zip(heads, ends, strict=True):
+        close = find_closing(text, begin, "()")
+        given = re.sub(r"//.*", "", text[begin + 1 : close])
+        found[name] = [p.strip() for p in _COMMA.split(given)], text[close:end]
+    return found
+
+
+def _name_of(parameter: str) -> str:
+    """Name of a parameter, of several sizes perhaps."""
+    words = re.sub(r"(\[[^\]]*\])+$", "", parameter).split()
+    return words[-1].lstrip("&*") if words else ""

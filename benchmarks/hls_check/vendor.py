@@ -8,10 +8,11 @@ have an even first byte in their SHA-256; ``--held-back`` takes the others.
 """
 
 import re
+import shutil
 import subprocess
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -21,10 +22,10 @@ import click
 
 from benchmarks.hls_check.circuit import Circuit
 from benchmarks.hls_check.compiled import CLANG, FLAGS
-from benchmarks.hls_check.ir import Function, Loop, functions
+from benchmarks.hls_check.ir import functions
 from benchmarks.hls_check.operators import Delays
+from benchmarks.hls_check.recurrence import choose_adders
 from benchmarks.hls_check.source import (
-    Place,
     SourceLoop,
     find_loops,
     own_text,
@@ -34,25 +35,26 @@ from benchmarks.hls_check.source import (
 )
 from benchmarks.vitis_resources import has_odd_hash
 from pipec.backends.fpga.vitis import read_module
+from pipec.errors import BackendError
 
-CLOCK = 300.0
-"""MHz that all rules were made at."""
 NEAR = 2
 """Stages that a depth may be off."""
-_EMPTY = ("hls_half.h", "hls_vector.h", "ap_axi_sdata.h", "ap_fixed.h", "ap_int.h")
-_MATH = """#include <cmath>
-namespace hls { using std::exp; using std::fabs; using std::log; using std::pow; using std::sqrt; }
-"""
+REQUEST = 8
+"""Cycles of a request and a word of memory outside of the chip, beyond its latency."""
+VITIS_LATENCY = 64
+"""Cycles that ``-flow_target vitis`` sets for a memory outside of the chip (UG1399)."""
+_HEADERS = ("ap_axi_sdata.h", "ap_fixed.h", "ap_int.h", "hls_half.h", "hls_math.h", "hls_vector.h")
 
 
 @dataclass(frozen=True)
 class Reported:
-    """A pipelined loop of a report: its module and name, interval, stages."""
+    """A pipelined loop of a report: its module and name, interval, stages, clock."""
 
     module: str
     name: str
     ii: int
     depth: int
+    clock_mhz: float = 300.0
 
 
 @dataclass(frozen=True)
@@ -84,99 +86,136 @@ def read_reports(folder: Path) -> list[Reported]:
     """
     paths = sorted(folder.glob("*_csynth.xml"))
     modules = {path.name.removesuffix("_csynth.xml"): read_module(path) for path in paths}
-    return [Reported(name, loop, ii, depth)
+    return [Reported(name, loop, ii, depth, 1e3 / module.target_ns)
             for name, module in modules.items() for loop, ii, depth in module.loops]  # fmt: skip
 
 
 def find_designs(folder: Path) -> Iterator[tuple[Path, Path]]:
-    """Source and folder of reports of every design."""
+    """Source and folder of reports of every design; of several sources that with most loops."""
+    sources: dict[Path, list[Path]] = defaultdict(list)
     for source in sorted(folder.rglob("*.cpp")):
         near = source.parent.parent if source.parent.name == "src" else source.parent
         if not source.stem.endswith("_tb"):
-            yield from ((source, reports) for reports in sorted(near.rglob("syn/report")))
+            for reports in sorted(near.rglob("syn/report")):
+                sources[reports].append(source)
+    for reports, candidates in sources.items():
+        rows = read_reports(reports) if len(candidates) > 1 else []
+        yield max(candidates, key=lambda s: len(match(rows, find_loops(s.read_text())))), reports
 
 
-def match(reports: Sequence[Reported], loops: Sequence[SourceLoop]) -> dict[int, tuple[int, int]]:
-    """Number of a report, and of how many loops it is, by the number of its innermost loop."""
-    found: dict[int, tuple[int, int]] = {}
+def match(
+    reports: Sequence[Reported], loops: Sequence[SourceLoop]
+) -> dict[int, tuple[list[int], int]]:
+    """Numbers of reports, and of how many loops it is made, by the number of the innermost loop.
+
+    A function that is called with other constants has several modules, each with the same loop.
+    """
+    found: dict[int, tuple[list[int], int]] = {}
     for number, report in enumerate(reports):
         levels = {k: x.count_levels(report.name) for k, x in enumerate(loops)}
         ways = [(report.module.startswith(loops[k].function), len(loops[k].function), -k, count)
                 for k, count in levels.items() if count]  # fmt: skip
         if ways:
             *_, place, count = max(ways)
-            found.setdefault(-place, (number, count))
+            found.setdefault(-place, ([], count))[0].append(number)
     return found
 
 
-def compile_to_ir(text: str, *, reordered: bool) -> str:
-    """A source file as LLVM IR.
+def compile_to_ir(text: str, beside: Path, *, reordered: bool) -> str:
+    """A source file, which lies in a folder with its headers, as LLVM IR.
 
     Raises:
-        ClickException: clang refuses it.
+        BackendError: clang refuses it.
     """
     with tempfile.TemporaryDirectory(prefix="pipec-hls-") as name:
         folder = Path(name)
-        for header in _EMPTY:
-            (folder / header).touch()
-        (folder / "hls_math.h").write_text(_MATH)
-        stream = Path(__file__).with_name("hls_stream.h").read_text()
-        (folder / "hls_stream.h").write_text(stream)
+        for header in _HEADERS:
+            (folder / header).write_text('#include "hls_types.h"\n')
+        for header in ("hls_stream.h", "hls_types.h"):
+            shutil.copy(Path(__file__).with_name(header), folder)
         (folder / "design.cpp").write_text('extern "C" void pipec_loop(int);\n' + text)
-        flags = [*FLAGS, *["-fno-signed-zeros"] * reordered, "-S", "-emit-llvm", "-I", name]
+        flags = [*FLAGS, *["-fno-signed-zeros"] * reordered, "-S", "-emit-llvm"]
+        for kept in ("-disable-licm-promotion", "-enable-load-pre=0"):
+            flags += ["-mllvm", kept]  # what stays in a register is decided here
+        flags += ["-I", name, "-I", str(beside)]
         command = [CLANG[0], *flags, str(folder / "design.cpp"), "-o", str(folder / "design.ll")]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
-            raise click.ClickException(done.stderr[:1500])
+            raise BackendError("clang refuses the code", got=done.stderr[:600])
         return (folder / "design.ll").read_text()
 
 
-def is_reordered(reports: Path) -> bool:
-    """Whether the script of a design allows the tool to reorder sums."""
-    scripts = (p for folder in reports.parents[2:4] for p in folder.glob("*.tcl"))
-    allowed = re.compile(r"^config_compile.*-unsafe_math_optimizations", re.MULTILINE)
-    return any(allowed.search(p.read_text()) for p in scripts)
+@dataclass(frozen=True)
+class Script:
+    """What a design's script sets.
+
+    Attributes:
+        tree: Whether sums may be reordered.
+        latency: Cycles of memory outside of the chip, with a request.
+    """
+
+    tree: bool
+    latency: int
+
+    def time_outside(self, module: str) -> int:
+        """Cycles of an access; a module that is only a loop has its requests in front of it."""
+        return 1 if "_Pipeline_" in module else self.latency
 
 
-def measure(
-    function: Function, loop: Loop, levels: int, places: Mapping[str, Place], target: int, *,
-    tree: bool,
-) -> tuple[int, int, str]:  # fmt: skip
+def read_script(source: Path, reports: Path) -> Script:
+    """The script of a design, beside its source or above its reports."""
+    folders = (source.parent, *reports.parents[2:4])
+    text = "".join(p.read_text() for folder in folders for p in folder.glob("*.tcl"))
+    tree = re.search(r"^config_compile.*-unsafe_math_optimizations", text, re.MULTILINE)
+    kernel = re.search(r"^open_solution.*-flow_target +vitis", text, re.MULTILINE)
+    return Script(tree is not None, REQUEST + (VITIS_LATENCY if kernel else 0))
+
+
+def measure(body: Circuit) -> tuple[int, int, str]:
     """Interval and depth of a loop by this check, and what the interval comes from."""
-    body, quick = (
-        Circuit(function, loop, {}, Delays(CLOCK), {}, levels, places, tree, quick)
-        for quick in (False, True)
-    )
-    ports, memory = body.ports()
-    if body.recurrence()[0] > max(target, ports):
-        body = quick
-    recurrence, cycle = body.recurrence()
-    ii = max(recurrence, ports, target)
+    body = choose_adders(body, body.target) if body.target else body
+    (ports, memory), (recurrence, cycle) = body.ports(), body.recurrence()
+    ii = max(recurrence, ports, body.target)
     because = f"ports of {memory}" if ports > recurrence else " ".join(cycle[:8])
     return ii, body.depth_at(ii), because
 
 
 def compare(design: tuple[Path, Path], folder: Path) -> list[Compared]:
-    """All pipelined loops of a design.
-
-    Raises:
-        ClickException: clang refuses it.
-    """
+    """All pipelined loops of a design; of one that clang refuses none is found."""
     source, reports = design
     text, rows, name = source.read_text(), read_reports(reports), str(source.relative_to(folder))
-    loops, tree = find_loops(text), is_reordered(reports)
-    marked, places = match(rows, loops), read_places(text)
-    found: dict[int, Compared] = {}
-    for function in functions(compile_to_ir(translate(text, loops, marked), reordered=tree)):
+    try:
+        found = dict(measure_loops(text, rows, source.parent, read_script(source, reports)))
+    except BackendError as error:
+        return [Compared(name, row, because=" ".join(str(error).split())) for row in rows]
+    return [Compared(name, row, *found.get(k, ())) for k, row in enumerate(rows)]
+
+
+def measure_loops(
+    text: str, rows: Sequence[Reported], beside: Path, script: Script
+) -> Iterator[tuple[int, tuple[int, int, str]]]:
+    """Number in the reports, interval, depth and what it comes from of every loop of a source.
+
+    Raises:
+        BackendError: clang refuses it.
+    """
+    loops, places, seen = find_loops(text), read_places(text), set[int]()
+    marked = match(rows, loops)
+    headers = "".join(p.read_text() for p in sorted(beside.glob("*.h")))
+    code = translate(text, loops, marked, headers)
+    for function in functions(compile_to_ir(code, beside, reordered=script.tree)):
         for mark in (i for i in function if i.callee == "@pipec_loop"):
-            number, levels = marked[mark.numbers[0]]
-            loop = function.innermost(mark.block)
-            if loop is not None and number not in found:
-                target = read_target(own_text(text, loops[mark.numbers[0]], loops))
-                measured = measure(function, loop, levels, places[function.name_in_source],
-                                   target, tree=tree)  # fmt: skip
-                found[number] = Compared(name, rows[number], *measured)
-    return [found.get(k, Compared(name, row)) for k, row in enumerate(rows)]
+            place, loop = mark.numbers[0], function.innermost(mark.block)
+            if loop is not None and place not in seen:
+                seen.add(place)
+                numbers, levels = marked[place]
+                target = read_target(own_text(text, loops[place], loops))
+                for number in numbers:
+                    row, arrays = rows[number], places[function.name_in_source]
+                    body = Circuit(function, loop, {}, Delays(row.clock_mhz), levels=levels,
+                                   places=arrays, tree=script.tree, target=target,
+                                   outside=script.time_outside(row.module))  # fmt: skip
+                    yield number, measure(body)
 
 
 def print_row(row: Compared) -> None:

@@ -43,7 +43,18 @@ void product(float a[64][32], hls::stream<float> &out) {
   }
 }
 """
+SUMS = """void product(float a[64][40], float x[40], float sum[64]) {
+  for (int i = 0; i < 64; i++) {
+    BEFORE
+    for (int k = 0; k < 40; k++) {
+      PRAGMA
+      sum[i] = sum[i] + a[i][k] * x[k];
+    }
+  }
+}
+"""
 REPORT = """<profile>
+<UserAssignments><TargetClockPeriod>{period}</TargetClockPeriod></UserAssignments>
 <PerformanceEstimates><SummaryOfLoopLatency><{loop}>
 <TripCount>1</TripCount><PipelineII>{ii}</PipelineII><PipelineDepth>{depth}</PipelineDepth>
 </{loop}></SummaryOfLoopLatency></PerformanceEstimates>
@@ -51,12 +62,14 @@ REPORT = """<profile>
 """
 
 
-def write(folder: Path, text: str, loop: str, ii: int, depth: int = 16) -> tuple[Path, Path]:
-    """A design with the report of one loop."""
+def write(
+    folder: Path, text: str, loop: str, ii: int, depth: int = 16, period: float = 3.33
+) -> tuple[Path, Path]:
+    """A design with the report of one loop, at a clock period in ns."""
     reports = folder / "project" / "solution1" / "syn" / "report"
     reports.mkdir(parents=True)
     (folder / "design.cpp").write_text(text)
-    report = REPORT.format(loop=loop, ii=ii, depth=depth)
+    report = REPORT.format(loop=loop, ii=ii, depth=depth, period=period)
     (reports / "product_csynth.xml").write_text(report)
     return folder / "design.cpp", reports
 
@@ -69,9 +82,9 @@ def product(order: str) -> str:
                           inner_trips=trips[inner])  # fmt: skip
 
 
-def found(folder: Path, text: str, loop: str) -> Compared:
+def found(folder: Path, text: str, loop: str, period: float = 3.33) -> Compared:
     """What the check says of the design's loop, whose interval is reported as 1."""
-    (row,) = compare(write(folder, text, loop, 1), folder)
+    (row,) = compare(write(folder, text, loop, 1, period=period), folder)
     return row
 
 
@@ -113,6 +126,80 @@ def test_a_sum_of_two_has_the_depth_of_the_reports(tmp_path: Path) -> None:
     assert (row.ii, row.depth) == (1, 10)
 
 
+@pytest.mark.parametrize(("period", "ii"), [(3.33, 4), (4.0, 3), (4.55, 3), (2.5, 7)])
+def test_operators_are_those_of_the_clock(tmp_path: Path, period: float, ii: int) -> None:
+    """``fadd_32ns_32ns_32_4_no_dsp`` in reports at 220 and 250 MHz, ``_8_`` at 400."""
+    rows = [found(tmp_path / str(p), product("jk"), "rows_j_k", p) for p in (period, 10.0)]
+    assert rows[0].ii == ii
+    assert rows[0].depth > rows[1].depth
+
+
+@pytest.mark.parametrize(
+    ("before", "pragma", "ii"),
+    [("", "", 8), ("sum[0] = 0;", "", 7), ("", "#pragma HLS pipeline II=1", 4),
+     ("", "#pragma HLS pipeline", 4)],
+)  # fmt: skip
+def test_a_pipeline_that_nobody_asked_for_has_slow_adders(
+    tmp_path: Path, before: str, pragma: str, ii: int
+) -> None:
+    """Intervals of 8 in flattened loops, of 7 in others: the designs `vitis` of Stream-HLS."""
+    text = SUMS.replace("BEFORE", before).replace("PRAGMA", pragma)
+    loop = "VITIS_LOOP_4_2" if before else "VITIS_LOOP_2_1_VITIS_LOOP_4_2"
+    assert found(tmp_path, text, loop).ii == ii
+
+
+def test_a_module_for_every_constant_is_the_same_loop(tmp_path: Path) -> None:
+    source, reports = write(tmp_path, product("jk"), "rows_j_k", 4, 15)
+    shutil.copy(reports / "product_csynth.xml", reports / "product_1_csynth.xml")
+    assert [row.equal for row in compare((source, reports), tmp_path)] == [True, True]
+
+
+@pytest.mark.parametrize(("factor", "depth"), [(8, 3), (6, 12)])
+def test_a_bank_that_needs_a_remainder_is_late(tmp_path: Path, factor: int, depth: int) -> None:
+    """``read_C`` of Prometheus at 220 MHz: 12 stages for a bank of 6, of 192 words in a row."""
+    text = COPY.replace("a[64][32]", "a[192][32]").replace("i < 64", "i < 192")
+    text = text.replace("PARTITION", f"cyclic factor={factor} dim=1")
+    row = found(tmp_path, text.replace("u < 8", "u < 1"), "rows_words", 4.55)
+    assert abs(row.depth - depth) <= 2
+
+
+@pytest.mark.parametrize(("module", "target", "depth"), [
+    ("product", "vitis", 74), ("product", "vivado", 10), ("product_Pipeline_words", "vitis", 3),
+])  # fmt: skip
+def test_memory_outside_of_the_chip_is_far_away(
+    tmp_path: Path, module: str, target: str, depth: int
+) -> None:
+    """``load_vA`` of Prometheus: 74 stages, 3 where the requests are in front of the loop."""
+    text = COPY.replace("array_partition variable=a PARTITION", "interface m_axi port = a")
+    text = text.replace("u < 8", "u < 1")
+    source, reports = write(tmp_path, text, "rows_words", 1)
+    (reports / "product_csynth.xml").rename(reports / f"{module}_csynth.xml")
+    (tmp_path / "run.tcl").write_text(f"open_solution -flow_target {target} solution1\n")
+    (row,) = compare((source, reports), tmp_path)
+    assert abs(row.depth - depth) <= 2
+
+
+def test_an_accumulator_in_a_register_is_added_last(tmp_path: Path) -> None:
+    """``task1_intra`` of Prometheus: an interval of 3 at 220 MHz, however many terms there are."""
+    text = SUMS.replace("BEFORE", "").replace("PRAGMA", "#pragma HLS pipeline II = 2")
+    text = text.replace("sum[64]", "sum[1]").replace("i < 64", "i < 1").replace("k < 40", "k < 8")
+    line = "sum[i] = sum[i] + a[i][k] * x[k];"
+    every = "for (int u = 0; u < 5; u++) sum[0] = sum[0] + a[u][k] * x[5 * k + u];"
+    partition = "#pragma HLS array_partition variable=a complete dim=1\n"
+    partition += "#pragma HLS array_partition variable=x cyclic factor=5 dim=1\n  for (int i"
+    text = text.replace(line, every).replace("for (int i", partition)
+    source, reports = write(tmp_path, text, "VITIS_LOOP_6_2", 3, period=4.55)
+    (tmp_path / "run.tcl").write_text("config_compile -unsafe_math_optimizations\n")
+    (row,) = compare((source, reports), tmp_path)
+    assert row.equal
+
+
+def test_a_design_that_clang_refuses_counts_as_missed(tmp_path: Path) -> None:
+    row = found(tmp_path, '#include "nowhere.h"\n' + product("jk"), "rows_j_k")
+    assert (row.ii, row.depth) == (0, 0)
+    assert "nowhere.h" in row.because
+
+
 def test_loops_have_the_names_of_the_reports() -> None:
     text = product("jk")
     loops = find_loops(text)
@@ -133,6 +220,8 @@ void whole(float given[8]) {
 """
     places = read_places(text)["part"]
     assert places == {"x": Place({}, True, (4, 8)), "y": Place({1: ("cyclic", 2)}, False, (8,))}
+    part, whole = text.split("void whole")
+    assert read_places(f"void whole{whole}{part}")["part"] == places
 
 
 def test_sums_are_compared_with_their_remainders() -> None:
