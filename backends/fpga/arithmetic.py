@@ -1,17 +1,19 @@
-"""What arithmetic costs on the fabric, per element type: DSPs, LUTs, latencies.
+"""What arithmetic costs on the fabric, per element type: DSPs, LUTs, stages of pipelines.
 
-Latencies hold up to 250 MHz: at 300, adders that are in no recurrence have 7 stages, products 4.
-`benchmarks.hls_check` derives what emitted loops need, and compares depths and pauses with it.
+Stages are those of the cores that Vitis HLS 2023.2 names in public reports (``..._7_full_dsp`` has
+7), at and below the clock of the report. `benchmarks.hls_check`, which is held against reports,
+derives what emitted loops need, and compares depths and pauses with it.
 
-Figures for UltraScale+ at about 200 MHz, full-DSP operators. DSPs and LUTs of fp32 products, sums,
-exponentials and reciprocals are those of AMD's synthesis reports, and chains of them add up; other
+DSPs and LUTs are figures for UltraScale+, full-DSP operators. Those of fp32 products, sums,
+exponentials and reciprocals are from AMD's synthesis reports, and chains of them add up; other
 functions are good to about a factor 1.5. int8: two products with a common operand are one of the
 27x18 multiplier (``multiply_pair`` in ``dot.h``); fixed point up to 18x27 bits takes one each.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from functools import lru_cache
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,13 +22,40 @@ from pipec.backends.fpga.numbers import bits_of, kind_of, parse_fixed
 from pipec.cluster.presets import DSP_PER_MAC
 
 N = TypeVar("N", int, NDArray[np.int64])
-ADD, MUL, DIV, ROOT, EXP, POW, PICK, CONVERT, WIDE = 4, 3, 11, 11, 13, 32, 2, 6, 4
-"""Cycles of float32 operators, as public reports of Vitis HLS have them (`POW` and `CONVERT`, to or
-from a narrow type, assumed), of a choice, and of a product of integers of more than 32 bits."""
+PICK, CONVERT, WIDE = 3, 6, 4
+"""Cycles of a choice, of float32 to or from a narrow type (assumed), and of a product of integers
+of more than 32 bits."""
 MEMORY, ADDRESS = 2, 1
 """Cycles of a word of a memory, and of a sum that is its address."""
 PAIR = 4
 """Cycles that two products in one multiplier (`multiply_pair` in ``dot.h``) take beyond one."""
+
+
+class Operators(NamedTuple):
+    """Stages of float32 operators at a clock; ``exp`` stands for other functions, too."""
+
+    add: int
+    mul: int
+    div: int = 12
+    root: int = 12
+    exp: int = 14
+    pow: int = 33
+
+
+_BY_CLOCK = {220: Operators(5, 4), 300: Operators(7, 4), 400: Operators(10, 6, 16)}
+CLOCK = 200.0
+"""MHz of a board that does not say its own."""
+
+
+@lru_cache
+def operators(clock_mhz: float = CLOCK) -> Operators:
+    """Stages of operators at a clock; a period of 3.33 ns counts as 300 MHz.
+
+    Example:
+        >>> operators().add, operators(300.3).add
+        (5, 7)
+    """
+    return _BY_CLOCK[min((c for c in _BY_CLOCK if clock_mhz <= 1.01 * c), default=400)]
 
 
 @dataclass(frozen=True)
@@ -38,8 +67,9 @@ class Arithmetic:
         mac_lut: LUTs of a multiply-accumulate.
         add_latency: Cycles of a dependent addition: how far apart two additions into one
             accumulator must be.
-        mul_latency: Cycles of a multiplication; ``sum_latency`` of an addition in a tree.
+        mul_latency: Cycles of a multiplication of integers, or to make float32 of an operand.
         last_latency: Cycles from a sum to the result in its own type, written.
+        real: Whether sums are those of floating-point numbers.
         narrowing_lut: LUTs that take one exact sum to 8 bits: a 27x17 multiplier on the fabric,
             rounding, clamps.
         together: Products with a common operand that take the DSPs of one.
@@ -51,10 +81,15 @@ class Arithmetic:
     mac_lut: float
     add_latency: int
     mul_latency: int
-    sum_latency: int
     last_latency: int
     narrowing_lut: float = 0.0
     together: int = 1
+    real: bool = False
+
+    def time(self, clock_mhz: float) -> tuple[int, int]:
+        """Cycles of a product, and of an addition in a tree."""
+        cores = operators(clock_mhz)
+        return (self.mul_latency + cores.mul, cores.add) if self.real else (self.mul_latency, 1)
 
     def multipliers(self, common: N) -> N:
         """How many products take as many DSPs as so many with a common operand.
@@ -67,11 +102,11 @@ class Arithmetic:
 
 
 _TABLE = {
-    "float32": Arithmetic(DSP_PER_MAC["float32"], 3, 2, 276, 5, MUL, ADD, 1),
-    "float16": Arithmetic(DSP_PER_MAC["float16"], 2, 2, 250, 4, MUL + CONVERT, ADD, 2 + CONVERT),
-    "bfloat16": Arithmetic(DSP_PER_MAC["bfloat16"], 1, 2, 200, 4, MUL, ADD, 3),
-    "int8": Arithmetic(2 * DSP_PER_MAC["int8"], 1, 0, 30, 1, 2, 1, 8, 280.0, together=2),
-    "int32": Arithmetic(3, 3, 0, 64, 1, 2, 1, 1),
+    "float32": Arithmetic(DSP_PER_MAC["float32"], 3, 2, 276, 5, 0, 1, real=True),
+    "float16": Arithmetic(DSP_PER_MAC["float16"], 2, 2, 250, 4, CONVERT, 4 + CONVERT, real=True),
+    "bfloat16": Arithmetic(DSP_PER_MAC["bfloat16"], 1, 2, 200, 4, 0, 3, real=True),
+    "int8": Arithmetic(2 * DSP_PER_MAC["int8"], 1, 0, 30, 1, 2, 8, 280.0, together=2),
+    "int32": Arithmetic(3, 3, 0, 64, 1, 2, 1),
 }
 
 
@@ -86,12 +121,13 @@ def arithmetic(dtype: str) -> Arithmetic:
         return _TABLE[kind_of(dtype)]
     width = bits_of(dtype)
     dsp = -(-width // 27) * -(-width // 18)
-    return Arithmetic(dsp, dsp, 0, 2 * width, 1, WIDE, 1, 5)
+    return Arithmetic(dsp, dsp, 0, 2 * width, 1, WIDE, 5)
 
 
 def sums_depth(
-    dtype: str, terms: int, partial: int, common: int = 0, *, bias: bool = False, more: int = 0
-) -> int:
+    dtype: str, terms: int, partial: int, common: int = 0, *, clock_mhz: float = CLOCK,
+    bias: bool = False, more: int = 0,
+) -> int:  # fmt: skip
     """Pipeline depth of sums: of terms in a tree, into a register or memory, of partial sums.
 
     Args:
@@ -100,17 +136,18 @@ def sums_depth(
         partial: Sums that are used in turn, and added in a tree at the end.
         common: Products that have one operand in common, of which terms are one each; 0 if they
             are none.
+        clock_mhz: Clock.
         bias: Whether something is added to the sum.
         more: Cycles of anything else on the way.
 
     Example:
         >>> sums_depth("int8", 8, 1, 1), sums_depth("float32", 8, 1, 4, bias=True)
-        (17, 27)
+        (17, 33)
     """
-    cost = arithmetic(dtype)
+    cost, (product, addition) = arithmetic(dtype), arithmetic(dtype).time(clock_mhz)
     levels = (terms - 1).bit_length() + 1 + (partial - 1).bit_length() + bias
-    products = cost.mul_latency * (common > 0) + PAIR * (common > 1 and cost.together > 1)
-    return ADDRESS + MEMORY + products + cost.sum_latency * levels + more + cost.last_latency
+    products = product * (common > 0) + PAIR * (common > 1 and cost.together > 1)
+    return ADDRESS + MEMORY + products + addition * levels + more + cost.last_latency
 
 
 def place_depth(*ways: Sequence[int]) -> int:
@@ -127,31 +164,43 @@ def place_depth(*ways: Sequence[int]) -> int:
 
 
 _STEPS = {
-    "exp": (7, 748, EXP), "log": (9, 700, 15), "pow": (21, 1300, POW), "rpow": (21, 1300, POW),
-    "sqrt": (0, 500, ROOT), "rsqrt": (8, 615, ROOT + DIV), "div": (0, 800, DIV),
-    "rdiv": (0, 800, DIV), "reciprocal": (8, 115, DIV), "erf": (18, 900, 30),
-    "gelu": (29, 1332, 40), "gelu_tanh": (33, 2264, 60), "sigmoid": (17, 1061, 35),
-    "tanh": (11, 1400, 40), "silu": (9, 1746, 38), "softplus": (18, 1646, 32),
-    "sin": (12, 1500, 20), "cos": (12, 1500, 20), "elu": (12, 1024, 20), "mul": (3, 78, MUL),
-    "square": (3, 78, MUL), "sigmoid_grad": (8, 354, 11), "tanh_grad": (8, 354, 11),
-    "silu_grad": (30, 1691, 55), "gelu_grad": (50, 2590, 55), "gelu_tanh_grad": (57, 3326, 85),
-    "leaky_relu": (3, 158, 5), "add": (2, 198, 5), "sub": (2, 198, 5), "rsub": (2, 198, 5),
+    "exp": (7, 748, "e"), "log": (9, 700, "e"), "pow": (21, 1300, "p"), "rpow": (21, 1300, "p"),
+    "sqrt": (0, 500, "r"), "rsqrt": (8, 615, "rd"), "div": (0, 800, "d"), "rdiv": (0, 800, "d"),
+    "reciprocal": (8, 115, "d"), "erf": (18, 900, "ee"), "gelu": (29, 1332, "eemma"),
+    "gelu_tanh": (33, 2264, "eemmmmmaaa"), "sigmoid": (17, 1061, "nead"), "tanh": (11, 1400, "ead"),
+    "silu": (9, 1746, "eadm"), "softplus": (18, 1646, "eae"), "sin": (12, 1500, "e"),
+    "cos": (12, 1500, "e"), "elu": (12, 1024, "eam"), "mul": (3, 78, "m"), "square": (3, 78, "m"),
+    "sigmoid_grad": (8, 354, "amm"), "tanh_grad": (8, 354, "amm"),
+    "silu_grad": (30, 1691, "eadmmmaa"), "gelu_grad": (50, 2590, "eemmmmaa"),
+    "gelu_tanh_grad": (57, 3326, "eemmmmmmmmaaaaa"),
+    "leaky_relu": (3, 158, "mc"), "add": (2, 198, "a"), "sub": (2, 198, "a"), "rsub": (2, 198, "a"),
 }  # fmt: skip
-"""fp32 elementwise step to (DSP, LUT, latency) per lane; the others are comparators."""
+"""fp32 elementwise step to DSPs and LUTs per lane, and the operators one after the other by their
+first letters, ``n`` a negation and ``c`` a comparison and a choice, which the others are."""
+_NATIVE = {"mul": WIDE, "square": WIDE, "leaky_relu": WIDE, "add": 1, "sub": 1, "rsub": 1}
+"""Cycles of steps that fixed-point numbers take as they are; functions are computed in float32."""
 
 
-def step_cost(op: str, dtype: str) -> tuple[float, float, int]:
-    """DSPs, LUTs and latency of one elementwise step of a `Map`, per lane.
-
-    What is no fixed point is computed in float32, and so are functions.
-    """
-    native = {"mul": 2, "square": 2, "leaky_relu": 2, "add": 1, "sub": 1, "rsub": 1}
-    if parse_fixed(dtype) is None or (op in _STEPS and op not in native):
-        return _STEPS.get(op, (0, 80, PICK))
+def step_cost(op: str, dtype: str) -> tuple[float, float]:
+    """DSPs and LUTs of one elementwise step of a `Map`, per lane."""
+    if not _is_native(op, dtype):
+        return _STEPS.get(op, (0, 80))[:2]
     width = bits_of(dtype)
-    if native.get(op) == 2:
-        return (arithmetic(dtype).mul_dsp, width, WIDE)
-    return (0, width, 1)
+    return (arithmetic(dtype).mul_dsp * (_NATIVE.get(op) == WIDE), width)
+
+
+def step_depth(op: str, dtype: str, clock_mhz: float = CLOCK) -> int:
+    """Stages of one elementwise step of a `Map`."""
+    if _is_native(op, dtype):
+        return _NATIVE.get(op, 1)
+    cores = operators(clock_mhz)
+    stages = {"a": cores.add, "m": cores.mul, "d": cores.div, "r": cores.root, "e": cores.exp,
+              "p": cores.pow, "c": PICK, "n": 1}  # fmt: skip
+    return sum(stages[letter] for letter in _STEPS.get(op, (0, 0, "c"))[2])
+
+
+def _is_native(op: str, dtype: str) -> bool:
+    return parse_fixed(dtype) is not None and (op in _NATIVE or op not in _STEPS)
 
 
 CONVERTED = (3.0, 450.0)

@@ -14,6 +14,7 @@ closures that yield the final array when asked for.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from pipec.backends.fpga.arithmetic import CLOCK
 from pipec.backends.fpga.engines.base import Engine
 from pipec.backends.fpga.engines.parts import Memory, Resources
 from pipec.backends.fpga.engines.tiles import ceil_div
@@ -153,7 +154,7 @@ class StageDesign:
     ddr: tuple[DdrPort, ...] = ()
     device: str = ""
     part: str = ""
-    clock_mhz: float = 200.0
+    clock_mhz: float = CLOCK
     precision: str = "float32"
     resources: Resources = field(default_factory=Resources)
     limits: Resources = field(default_factory=Resources)

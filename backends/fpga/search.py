@@ -137,6 +137,7 @@ class Search:
     lay_out: Callable[[StageDesign, Sequence[Item]], StageDesign | Shortage] | None = None
 
     def __post_init__(self) -> None:
+        self.network = self.network.at_clock(self.board.fabric.clock_hz)
         nodes = {layer.node: 0 for layer in self.network.layers}
         self._demands = Demands(self.network, self.board.precision, nodes)
         self._cache: dict[tuple[object, ...], StageDesign | Shortage] = {}

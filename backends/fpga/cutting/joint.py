@@ -82,6 +82,7 @@ def joint_cut(
     least = MemoryPorts(min(m.count for m in each), min(m.room for m in each))
     network = lower(graph, precision, pace=pace, memory=least, own=boards[0].own)
     unit_of = dict(zip(problem.names, units.of_node.tolist(), strict=True))
+    network = network.at_clock(boards[0].fabric.clock_hz)
     demands = Demands(network, precision, unit_of, units.size)
     chain = Chain(boards, demands, bound, free_order)
     joints = [slowest_link(links)] * len(links) if free_order and links else links

@@ -23,6 +23,7 @@ from typing import ClassVar, Self
 
 from torch import Tensor, nn
 
+from pipec.backends.fpga.arithmetic import CLOCK
 from pipec.backends.fpga.engines.parts import UNCLAMPED, Memory, Narrowing, Resources, Table, Weight
 from pipec.backends.fpga.engines.steps import MapStep
 from pipec.backends.fpga.engines.tiles import ceil_div, lanes_for
@@ -172,13 +173,13 @@ class Rows(Nest):
         """A token of every input, and one written, in each firing."""
         return (Run(self.tokens, ii, (1 << inputs) - 1, 1),)
 
-    def depth(self, dtype: str) -> int:
-        """Pipeline depth of its data path, the register of its result included."""
+    def depth(self, dtype: str, clock_mhz: float) -> int:
+        """Pipeline depth of its data path at a clock, the register of its result included."""
         return 2
 
     def fold(self, layer: "Layer", target: int, dtype: str, block: int = 0) -> "Folded":
         nest = dataclasses.replace(self, lanes=layer.row_lanes(target))
-        return Folded(nest, nest.lanes, nest.depth(dtype))
+        return Folded(nest, nest.lanes, nest.depth(dtype, layer.clock_mhz))
 
 
 @lru_cache(maxsize=4096)
@@ -246,6 +247,7 @@ class Layer:
             ``rescale`` where every result has a multiplier of its own.
         used: Share of the weights that are not zero by construction.
         steps: Chain of a `Map`, on one or two edges.
+        clock_mhz: Clock of its board.
     """
 
     name: str
@@ -262,6 +264,7 @@ class Layer:
     rescale: Narrowing | None = None
     used: float = 1.0
     steps: tuple[MapStep, ...] = ()
+    clock_mhz: float = CLOCK
 
     def row_lanes(self, target: int) -> int:
         """Fewest lanes with which it takes at most ``target`` cycles, going row by row."""

@@ -12,14 +12,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pipec.backends.fpga.arithmetic import (
-    ADD,
     ADDRESS,
     CONVERT,
     CONVERTED,
-    DIV,
     MEMORY,
     arithmetic,
-    step_cost,
+    operators,
+    step_depth,
     steps_cost,
 )
 from pipec.backends.fpga.cpp import cpp_type, literal
@@ -63,11 +62,11 @@ class Map(Rows):
                 cut = partial(in_tokens, lanes=lanes)
                 tables.append(weight(f"table{k}", shape, step.table, kind, cut))
         nest = dataclasses.replace(self, lanes=lanes, steps=tuple(steps))
-        depth = nest.depth(dtype) if steps else 1
+        depth = nest.depth(dtype, layer.clock_mhz) if steps else 1
         dtype = dtype if steps else layer.inputs[0].dtype
         return Folded(nest, lanes, depth, tuple(tables), dtype=dtype)
 
-    def depth(self, dtype: str) -> int:
+    def depth(self, dtype: str, clock_mhz: float) -> int:
         """Pipeline depth of its steps."""
         last, mode = arithmetic(dtype).last_latency, mode_of(self.steps)
         whole = mode is not Mode.REAL or self.steps[0].op == "affine"
@@ -75,8 +74,10 @@ class Map(Rows):
             return ADDRESS + MEMORY + (1 if mode is Mode.LOOKUP else 2 + last)
         table = MEMORY * any(step.operand == "table" for step in self.steps)
         real = kind_of(dtype) == "int8" or self._is_real(dtype)
-        back = DIV + ADD if kind_of(dtype) == "int8" else 0
-        steps = sum(step_cost(s.op, "float32" if real else dtype)[2] for s in self.steps)
+        cores = operators(clock_mhz)
+        back = cores.div + cores.add if kind_of(dtype) == "int8" else 0
+        kind = "float32" if real else dtype
+        steps = sum(step_depth(s.op, kind, clock_mhz) for s in self.steps)
         return table + steps + last + CONVERT * real + back
 
     def _is_real(self, dtype: str) -> bool:
@@ -178,7 +179,7 @@ def _affine(layer: Layer, lanes: int) -> Folded:
     table = dataclasses.replace(
         rescaling(layer, (period, lanes), lambda a: in_tokens(a, lanes)), role="table0"
     )
-    return Folded(nest, lanes, nest.depth("int8"), (table,))
+    return Folded(nest, lanes, nest.depth("int8", layer.clock_mhz), (table,))
 
 
 def sum_multipliers(op: str, reads: tuple[Int8, Int8], writes: Int8) -> tuple[tuple[int, int], int]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pipec.backends.fpga.arithmetic import MUL, arithmetic, place_depth, sums_depth
+from pipec.backends.fpga.arithmetic import arithmetic, operators, place_depth, sums_depth
 from pipec.backends.fpga.cpp import cpp_type, digits, literal
 from pipec.backends.fpga.engines.base import Engine, Folded, Layer, Tables, Unit
 from pipec.backends.fpga.engines.fixed import finish_body
@@ -111,7 +111,10 @@ class Matmul(Dense):
         divisors = channels // lanes, *(math.prod(outer[k:]) * channels for k in range(len(outer)))
         divisors += channels, self.channels, simd, pe
         turns = nest.partial if nest.sf > 1 else 1
-        depth = sums_depth(dtype, simd, turns, pe, more=MUL + place_depth(divisors))
+        depth = sums_depth(
+            dtype, simd, turns, pe, clock_mhz=layer.clock_mhz,
+            more=operators(layer.clock_mhz).mul + place_depth(divisors),
+        )  # fmt: skip
         return Folded(nest, pe, depth, reads=(simd, lanes))
 
     def runs(self, ii: int, inputs: int) -> Runs:

@@ -95,7 +95,7 @@ class Accumulate(Mover):
         return (Run(1, (silent + 1) * ii, 1), Run(self.tokens - 1, ii, 1))
 
     def logic(self, dtype: str) -> tuple[float, float]:
-        dsp, lut, _ = step_cost("add", "float32")
+        dsp, lut = step_cost("add", "float32")
         return (self.lanes * dsp, self.lanes * lut)
 
     def adapters(self, dtype: str) -> Adapters:

@@ -162,7 +162,8 @@ class Mvu(Product):
         # a product in the address of a weight; results that wait for those of other vectors
         more = 2 * (order == "B") + (MEMORY + 1) * (block > 1)
         turns = partial if nest.sf > 1 else 1
-        depth = sums_depth(dtype, simd, turns, pe, bias=bool(bias), more=more)
+        depth = sums_depth(dtype, simd, turns, pe, clock_mhz=layer.clock_mhz, bias=bool(bias),
+                           more=more)  # fmt: skip
         weights = (_matrix(layer, nest, dtype), *bias)
         return Folded(nest, pe, depth, weights, (simd // kp,), kp)
 

@@ -130,6 +130,11 @@ class Network:
         """Multiply-accumulates per frame, those with zeros by construction left out."""
         return sum(round(layer.used * layer.nest.macs) for layer in self.layers)
 
+    def at_clock(self, clock_hz: float) -> "Network":
+        """The same on a board with a clock, whose operators have as many stages as it asks for."""
+        layers = (dataclasses.replace(y, clock_mhz=clock_hz / 1e6) for y in self.layers)
+        return dataclasses.replace(self, layers=tuple(layers))
+
     def products(self, precision: str) -> float:
         """DSPs times cycles per frame that its multiply-accumulates take at least."""
         found = 0.0

@@ -12,16 +12,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from pipec.backends.fpga.arithmetic import (
-    ADD,
+    CLOCK,
     CONVERT,
     CONVERTED,
-    DIV,
-    EXP,
     MEMORY,
-    MUL,
     PICK,
-    POW,
-    ROOT,
+    operators,
     steps_cost,
 )
 from pipec.backends.fpga.cpp import literal
@@ -109,7 +105,7 @@ class Norm(Nest):
     @property
     def passes(self) -> int:
         """Passes over a row, reading and writing included."""
-        return len(self.gaps or self.drains("float32"))
+        return len(self.gaps or self.drains("float32", CLOCK))
 
     @property
     def is_gradient(self) -> bool:
@@ -123,7 +119,7 @@ class Norm(Nest):
         nest, lanes = dataclasses.replace(self, lanes=0), 1
         while nest.lanes < lanes:  # more lanes, longer gaps
             nest = dataclasses.replace(self, lanes=lanes)
-            nest = dataclasses.replace(nest, gaps=nest.drains(dtype))
+            nest = dataclasses.replace(nest, gaps=nest.drains(dtype, layer.clock_mhz))
             left = max(target - self.rows * sum(nest.gaps), 1)
             lanes = lanes_for(self.channels, self.rows * self.taps, left, self.passes)
         lanes = nest.lanes
@@ -143,30 +139,31 @@ class Norm(Nest):
         writing = (Run(1, last + hidden, 0, 1), Run(rest, ii, 0, 1))
         return (Loop(self.rows, (*reading, *writing)),)
 
-    def drains(self, dtype: str) -> tuple[int, ...]:
+    def drains(self, dtype: str, clock_mhz: float) -> tuple[int, ...]:
         """The gaps that it needs: what a pass takes from its last token on, and the sums of a row.
 
         A row unit computes in float32 in any network.
         """
+        add, mul, div, root, exp, power = operators(clock_mhz)
         lanes, row = ((n - 1).bit_length() for n in (self.lanes, min(self.cf, PARTS)))
         narrow = CONVERT if bits_of(dtype) < 32 else 0
-        total = (lanes + 1 + row) * ADD  # over the lanes, into the row's sums, over these
-        mean, scale = total + DIV, MUL * self.scale
-        deviation = ADD + MUL + mean + ADD + ROOT + DIV
+        total = (lanes + 1 + row) * add  # over the lanes, into the row's sums, over these
+        mean, scale = total + div, mul * self.scale
+        deviation = add + mul + mean + add + root + div
         found = {
-            "softmax": ((lanes + 1 + row) * PICK, ADD + EXP + total + DIV, ADD + EXP + MUL),
-            "log_softmax": ((lanes + 1 + row) * PICK, ADD + EXP + total + EXP, 2 * ADD),
-            "layer_norm": (mean, deviation, ADD + MUL + scale + ADD * self.shift),
-            "rms_norm": (deviation - ADD, MUL + scale + ADD * self.shift),
-            "lrn": (0, MUL + self.size * ADD + MUL + ADD + POW + DIV),
-            "softmax_gradient": (MUL + total, ADD + MUL),
-            "log_softmax_gradient": (total, EXP + MUL + ADD),
+            "softmax": ((lanes + 1 + row) * PICK, add + exp + total + div, add + exp + mul),
+            "log_softmax": ((lanes + 1 + row) * PICK, add + exp + total + exp, 2 * add),
+            "layer_norm": (mean, deviation, add + mul + scale + add * self.shift),
+            "rms_norm": (deviation - add, mul + scale + add * self.shift),
+            "lrn": (0, mul + self.size * add + mul + add + power + div),
+            "softmax_gradient": (mul + total, add + mul),
+            "log_softmax_gradient": (total, exp + mul + add),
             "layer_norm_gradient": (
-                mean, deviation, scale + ADD + 2 * MUL + mean, scale + 3 * ADD + 3 * MUL
+                mean, deviation, scale + add + 2 * mul + mean, scale + 3 * add + 3 * mul
             ),
         }[self.op]  # fmt: skip
         *others, written = (MEMORY + narrow + cycles + HAND_OVER for cycles in found)
-        return (written + PICK + (DIV + ADD if kind_of(dtype) == "int8" else narrow), *others)
+        return (written + PICK + (div + add if kind_of(dtype) == "int8" else narrow), *others)
 
     def buffer(self, bits: int, sums: int) -> tuple[int, int]:
         return ((1 + self.is_gradient) * self.lanes * bits, self.cf)

@@ -58,7 +58,7 @@ class Outer(Product):
         nest = dataclasses.replace(self, pe=pe, simd=simd, kp=kp)
         partial = min(ceil_div(latency, nest.groups * nest.nf * nest.sf), max(nest.n, 1))
         nest = dataclasses.replace(nest, partial=partial)
-        depth = sums_depth(dtype, 1, partial, 1)
+        depth = sums_depth(dtype, 1, partial, 1, clock_mhz=layer.clock_mhz)
         return Folded(nest, simd, depth, reads=(simd // kp, pe), kp=kp, merged=kp)
 
     def runs(self, ii: int, inputs: int) -> Runs:

@@ -103,5 +103,5 @@ class Scatter(Window, Nest):
         return (self.lanes * bits, self.ring * self.w * self.cf)
 
     def logic(self, dtype: str) -> tuple[float, float]:
-        dsp, lut, _ = step_cost("add", dtype)
+        dsp, lut = step_cost("add", dtype)
         return (self.lanes * dsp, self.lanes * (lut + 100))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pipec.backends.fpga.arithmetic import MUL, arithmetic, sums_depth
+from pipec.backends.fpga.arithmetic import arithmetic, operators, sums_depth
 from pipec.backends.fpga.cpp import identifier, literal
 from pipec.backends.fpga.engines.base import Engine, Folded, Layer, Nest, Tables, Unit
 from pipec.backends.fpga.engines.fixed import factor
@@ -63,13 +63,14 @@ class Reduce(Nest):
     def fold(self, layer: Layer, target: int, dtype: str, block: int = 0) -> Folded:
         real = dtype != "int8" and parse_fixed(dtype) is None
         latency = arithmetic(dtype).add_latency if self.op == "sum" else 1 + real
+        clock, mul = layer.clock_mhz, operators(layer.clock_mhz).mul
         if layer.window is None:
             lanes = lanes_for(layer.channels, layer.rows * self.window, target)
             cf = ceil_div(layer.channels, lanes)
             partial = ceil_div(latency, cf)
             nest = dataclasses.replace(self, cf=cf, lanes=lanes, partial=partial)
             turns = partial if self.window > 1 else 1
-            return Folded(nest, lanes, sums_depth(dtype, 1, turns, more=MUL))
+            return Folded(nest, lanes, sums_depth(dtype, 1, turns, clock_mhz=clock, more=mul))
         lanes, kp = window_factors(layer.window, layer.channels, target)
         cf, tables = ceil_div(layer.channels, lanes), tuple[Weight, ...]()
         if (scale := layer.tables.get("scale")) is not None:
@@ -83,7 +84,7 @@ class Reduce(Nest):
             self, n=layer.rows * cf, window=taps // kp, lanes=lanes, kp=kp,
             table=tables[0].shape[0] if tables else 0, partial=partial,
         )  # fmt: skip
-        depth = sums_depth(dtype, kp, partial, more=MUL)
+        depth = sums_depth(dtype, kp, partial, clock_mhz=clock, more=mul)
         return Folded(nest, lanes, depth, tables, kp=kp)
 
     def runs(self, ii: int, inputs: int) -> Runs:

@@ -72,7 +72,7 @@ class Vvu(Nest):
             weight("weight", shape, layer.tables["weight"], dtype, arrange),
             *bias_table(layer, (nest.cf, lanes), dtype, lambda a: in_tokens(a[None], lanes)),
         )
-        depth = sums_depth(dtype, kp, partial, 1, bias=bias)
+        depth = sums_depth(dtype, kp, partial, 1, clock_mhz=layer.clock_mhz, bias=bias)
         return Folded(nest, lanes, depth, tables, kp=kp)
 
     def runs(self, ii: int, inputs: int) -> Runs:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, fx, nn
 
-from pipec.backends.fpga.arithmetic import step_cost
+from pipec.backends.fpga.arithmetic import step_cost, step_depth
 from pipec.backends.fpga.cpp import literal
 from pipec.backends.fpga.engines.base import Engine, Layer, Rows, Tables, Unit
 from pipec.backends.fpga.engines.constants import shape_of
@@ -49,11 +49,11 @@ class Where(Rows):
     constants = "ROWS C=channels LANES"
     sample = (Choices, (2, 3, 5, 4))
 
-    def depth(self, dtype: str) -> int:
-        return 1 + step_cost("max", dtype)[2]
+    def depth(self, dtype: str, clock_mhz: float) -> int:
+        return 1 + step_depth("max", dtype, clock_mhz)
 
     def logic(self, dtype: str) -> tuple[float, float]:
-        dsp, lut, _ = step_cost("max", dtype)
+        dsp, lut = step_cost("max", dtype)
         return (self.lanes * dsp, self.lanes * (lut + bits_of(dtype)))
 
     def unit(self, engine: Engine) -> Unit:
