@@ -49,12 +49,7 @@ CLOCK = 200.0
 
 @lru_cache
 def operators(clock_mhz: float = CLOCK) -> Operators:
-    """Stages of operators at a clock; a period of 3.33 ns counts as 300 MHz.
-
-    Example:
-        >>> operators().add, operators(300.3).add
-        (5, 7)
-    """
+    """Stages of operators at a clock; a period of 3.33 ns counts as 300 MHz."""
     return _BY_CLOCK[min((c for c in _BY_CLOCK if clock_mhz <= 1.01 * c), default=400)]
 
 
@@ -92,12 +87,7 @@ class Arithmetic:
         return (self.mul_latency + cores.mul, cores.add) if self.real else (self.mul_latency, 1)
 
     def multipliers(self, common: N) -> N:
-        """How many products take as many DSPs as so many with a common operand.
-
-        Example:
-            >>> arithmetic("int8").multipliers(5), arithmetic("float32").multipliers(5)
-            (3, 5)
-        """
+        """How many products take as many DSPs as so many with a common operand."""
         return -(-common // self.together)
 
 
@@ -111,12 +101,7 @@ _TABLE = {
 
 
 def arithmetic(dtype: str) -> Arithmetic:
-    """Costs of an element type; ``ap_fixed<W,I>`` needs one DSP per 27x18 bits.
-
-    Example:
-        >>> arithmetic("float32").mac_dsp, arithmetic("ap_fixed<16,6>").mac_dsp
-        (5.0, 1)
-    """
+    """Costs of an element type; ``ap_fixed<W,I>`` needs one DSP per 27x18 bits."""
     if kind_of(dtype) in _TABLE:
         return _TABLE[kind_of(dtype)]
     width = bits_of(dtype)
@@ -139,10 +124,6 @@ def sums_depth(
         clock_mhz: Clock.
         bias: Whether something is added to the sum.
         more: Cycles of anything else on the way.
-
-    Example:
-        >>> sums_depth("int8", 8, 1, 1), sums_depth("float32", 8, 1, 4, bias=True)
-        (17, 33)
     """
     cost, (product, addition) = arithmetic(dtype), arithmetic(dtype).time(clock_mhz)
     levels = (terms - 1).bit_length() + 1 + (partial - 1).bit_length() + bias
@@ -155,10 +136,6 @@ def place_depth(*ways: Sequence[int]) -> int:
 
     Each way to it has what is divided by, one after the other (``quotient_of`` in ``base.h``, a
     product and a difference); powers of two cost nothing.
-
-    Example:
-        >>> place_depth((4, 8)), place_depth((3,), (6, 7))
-        (9, 17)
     """
     return 9 + WIDE * max(sum(n & (n - 1) > 0 for n in way) for way in ways)
 

@@ -34,13 +34,7 @@ SLACK = 8
 
 
 def pace(beats: int, cycles: int) -> Runs:
-    """``beats`` firings, evenly over ``cycles`` (one per cycle if there are fewer).
-
-    Example:
-        >>> pace(5, 7)
-        (Loop(times=2, body=(Run(count=1, delta=2, reads=1, writes=1),\
- Run(count=1, delta=1, reads=1, writes=1))), Run(count=1, delta=1, reads=1, writes=1))
-    """
+    """``beats`` firings, evenly over ``cycles`` (one per cycle if there are fewer)."""
     base, late = divmod(max(cycles, beats), beats)
     if not late:
         return (Run(beats, base, 1, 1),)

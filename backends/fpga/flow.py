@@ -117,12 +117,7 @@ def _ends(count: int, limit: int) -> NDArray[np.int64]:
 
 
 def _points(table: Runs, inputs: int, outputs: int, limit: int) -> tuple[Numbers, Numbers]:
-    """Ends of about ``limit`` chunks of a table, and its totals.
-
-    Example:
-        >>> _points((Run(3, 2, 1, 1),), 1, 1, 8)[0].tolist()
-        [[2.0, 1.0, 1.0], [4.0, 2.0, 2.0], [6.0, 3.0, 3.0]]
-    """
+    """Ends of about ``limit`` chunks of a table, and its totals."""
     share = max(limit // max(len(table), 1), 4)
     parts, total = [], np.zeros(1 + inputs + outputs)
     for item in table:

@@ -120,10 +120,6 @@ def factor(value: float, beside: int) -> tuple[int, int]:
     """The factor of a sum, as ``whole / 2**shift``; the whole number has 24 bits at most.
 
     The sum takes ``beside`` of the 62 bits that the product may.
-
-    Example:
-        >>> factor(0.125, 30), factor(1 / 3, 58), factor(6.0, 30)
-        ((1, 3), (11, 5), (6, 0))
     """
     bits = max(1, min(24, _WIDEST - beside))
     shift = bits - math.frexp(value)[1]

@@ -74,11 +74,6 @@ class Load(Nest):
 
 
 def beat_lanes(lanes: int, dtype: str) -> int:
-    """Elements of a beat: those of a word, as far as its bits are a power of two from 32 to 512.
-
-    Example:
-        >>> beat_lanes(9, "int8"), beat_lanes(1, "int8"), beat_lanes(99, "int8")
-        (16, 4, 64)
-    """
+    """Elements of a beat: those of a word, as far as its bits are a power of two from 32 to 512."""
     bits = bits_of(dtype)
     return min(max(1 << (lanes - 1).bit_length(), 32 // bits), PORT_BITS // bits)

@@ -261,12 +261,7 @@ weights are streamed: where such ones fill a board, LUTs run out first."""
 def dense_cycles(
     vectors: int, nf: Whole, sf: Whole, block: int, units: Whole, dtype: str
 ) -> NDArray[np.int64]:
-    """Busy cycles of an MVU: on chip (block 0), streamed per vector (1), or per block of vectors.
-
-    Example:
-        >>> int(dense_cycles(10, 8, 8, 0, 32, "int8"))
-        640
-    """
+    """Busy cycles of an MVU: on chip (block 0), or streamed per vector (1) or block of vectors."""
     steps = np.asarray(nf) * np.asarray(sf)
     if block == 0:
         return np.asarray(vectors * steps)

@@ -134,12 +134,7 @@ class Narrowing:
 
 
 def in_tokens(array: Array, lanes: int) -> Array:
-    """Rows cut into tokens, zeros behind: ``[rows][channels]`` to ``[rows*CF][lanes]``.
-
-    Example:
-        >>> in_tokens(np.arange(6.0).reshape(2, 3), 2).tolist()
-        [[0.0, 1.0], [2.0, 0.0], [3.0, 4.0], [5.0, 0.0]]
-    """
+    """Rows cut into tokens, zeros behind: ``[rows][channels]`` to ``[rows*CF][lanes]``."""
     channels = array.shape[1]
     width = ceil_div(channels, lanes) * lanes
     return np.asarray(np.pad(array, ((0, 0), (0, width - channels))).reshape(-1, lanes))

@@ -140,14 +140,7 @@ matrices are turned several lanes at a time (``transpose.h``)."""
 def index_lines(
     sizes: tuple[int, ...], order: tuple[int, ...], backwards: tuple[int, ...] = ()
 ) -> list[str]:
-    """Lines that take an index of the transposed block to one of the block.
-
-    Example:
-        >>> index_lines((2, 3), (1, 0))[1:]
-        ['const int i1 = remainder_of<2, 6>(i);', 'return i0 + i1 * 3;']
-        >>> index_lines((3,), (0,), (0,))[-1]
-        'return (2 - i0);'
-    """
+    """Lines that take an index of the transposed block to one of the block."""
     steps = [math.prod(sizes[axis + 1 :]) for axis in order]
     digit = [f"({sizes[a] - 1} - i{k})" if a in backwards else f"i{k}" for k, a in enumerate(order)]
     terms = [f"{i} * {step}" if step > 1 else i for i, step in zip(digit, steps, strict=True)]

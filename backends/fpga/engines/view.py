@@ -43,12 +43,7 @@ class View:
 
     @staticmethod
     def of(shape: Sequence[int], order: Sequence[int]) -> "View":
-        """The tensor of that shape, streamed row-major in the given axis order.
-
-        Example:
-            >>> View.of((1, 8, 5, 5), (0, 2, 3, 1)).atoms
-            ((25, 1), (8, 25))
-        """
+        """The tensor of that shape, streamed row-major in the given axis order."""
         strides = strides_of(shape)
         return View(tuple(shape), merge([(shape[d], strides[d]) for d in order]))
 
@@ -158,11 +153,6 @@ def permutation(have: View, want: View) -> tuple[tuple[int, ...], tuple[int, ...
     """Sizes in stream order and the axis order that turns ``have`` into ``want``.
 
     Both view the same logical tensor. None where the two have no common refinement.
-
-    Example:
-        >>> nhwc, nchw = View.of((1, 2, 3, 5), (0, 2, 3, 1)), View.of((1, 2, 3, 5), (0, 1, 2, 3))
-        >>> permutation(nhwc, nchw)
-        ((15, 2), (1, 0))
     """
     cuts = {s for view in (have, want) for size, s in view.atoms} | {
         s * size for view in (have, want) for size, s in view.atoms
@@ -185,12 +175,7 @@ def _refine(atoms: Sequence[Atom], cuts: set[int]) -> list[Atom] | None:
 
 
 def indices(atoms: Sequence[Atom], unit: int = 1) -> NDArray[np.int64]:
-    """Logical index (in units of ``unit`` elements) of every position of the atoms, in order.
-
-    Example:
-        >>> indices([(2, 1), (3, 2)]).tolist()
-        [0, 2, 4, 1, 3, 5]
-    """
+    """Logical index (in units of ``unit`` elements) of every position of the atoms, in order."""
     found = np.zeros(1, dtype=np.int64)
     for size, stride in atoms:
         found = (found[:, None] + np.arange(size) * (stride // unit)).reshape(-1)

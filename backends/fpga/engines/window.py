@@ -142,12 +142,7 @@ class Ring:
 
 
 def ring_of(nest: "Window") -> Ring:
-    """The schedule of a ring: the least lead of its rate, then the earliest start.
-
-    Example:
-        >>> ring_of(Window(1, 18, 18, 2, 4, 3, 3, oh=16, ow=16))
-        Ring(takes=18, emits=144, period=144, lead=78, start=61, slots=80)
-    """
+    """The schedule of a ring: the least lead of its rate, then the earliest start."""
     takes, emits = nest.sh * nest.w, nest.ow * nest.taps
     period = max(takes, emits)
     lead = start = slots = 0
@@ -228,12 +223,7 @@ class Line:
 
 
 def line_of(nest: "Window") -> Line:
-    """The schedule of a line.
-
-    Example:
-        >>> line_of(Window(1, 32, 32, 1, 1, 3, 3, pt=1, pl=1, oh=32, ow=32, kp=9))
-        Line(pitch=32, idle=0, first=33, end=1057)
-    """
+    """The schedule of a line."""
     pitch = max(nest.w, (nest.ow - 1) * nest.sw // nest.sh + 1)
     down, right = (nest.kh - 1) * nest.dh - nest.pt, (nest.kw - 1) * nest.dw - nest.pl
     first = down * pitch + right
@@ -273,13 +263,7 @@ def _takes(nest: "Window", line: Line, start: int, end: int) -> Codes:
 
 @lru_cache(maxsize=512)
 def image_rows(nest: "Window") -> tuple[Row, ...]:
-    """Firings of one image, row of windows by row.
-
-    Example:
-        >>> [(r.times, r.counts.tolist(), r.codes.tolist())
-        ...  for r in image_rows(Window(1, 2, 2, 1, 1, 1, 1, oh=2, ow=2))]
-        [(2, [2], [3])]
-    """
+    """Firings of one image, row of windows by row."""
     found = list[Row]()
     rows = _line_rows(nest) if nest.is_line else _ring_rows(nest)
     for _, same in groupby((codes for codes in rows if len(codes)), np.ndarray.tobytes):
@@ -292,12 +276,5 @@ def image_rows(nest: "Window") -> tuple[Row, ...]:
 
 @lru_cache(maxsize=4096)
 def image_cycles(nest: "Window") -> int:
-    """Firings of one image, exactly.
-
-    Example:
-        >>> image_cycles(Window(1, 18, 18, 2, 4, 3, 3, oh=16, ow=16))
-        4669
-        >>> image_cycles(Window(1, 32, 32, 1, 1, 3, 3, pt=1, pl=1, oh=32, ow=32, kp=9))
-        1057
-    """
+    """Firings of one image, exactly."""
     return sum(row.times * int(row.counts.sum()) for row in image_rows(nest))
