@@ -10,6 +10,7 @@ functions are good to about a factor 1.5. int8: two products with a common opera
 27x18 multiplier (``multiply_pair`` in ``dot.h``); fixed point up to 18x27 bits takes one each.
 """
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -32,7 +33,11 @@ PAIR = 4
 
 
 class Operators(NamedTuple):
-    """Stages of float32 operators at a clock; ``exp`` stands for other functions, too."""
+    """Stages of float32 operators at a clock; ``exp`` stands for other functions, too.
+
+    ``apart`` is how far two additions into one word of memory must be apart where that is more
+    than `Arithmetic` says, which holds up to 250 MHz.
+    """
 
     add: int
     mul: int
@@ -40,9 +45,13 @@ class Operators(NamedTuple):
     root: int = 12
     exp: int = 14
     pow: int = 33
+    apart: int = 0
 
 
-_BY_CLOCK = {220: Operators(5, 4), 300: Operators(7, 4), 400: Operators(10, 6, 16)}
+_BY_CLOCK = {
+    220: Operators(5, 4), 250: Operators(7, 4), 300: Operators(7, 4, apart=6),
+    400: Operators(10, 6, 16, apart=9),
+}  # fmt: skip
 CLOCK = 200.0
 """MHz of a board that does not say its own."""
 
@@ -100,10 +109,13 @@ _TABLE = {
 }
 
 
-def arithmetic(dtype: str) -> Arithmetic:
-    """Costs of an element type; ``ap_fixed<W,I>`` needs one DSP per 27x18 bits."""
+@lru_cache
+def arithmetic(dtype: str, clock_mhz: float = CLOCK) -> Arithmetic:
+    """Costs of an element type at a clock; ``ap_fixed<W,I>`` needs one DSP per 27x18 bits."""
     if kind_of(dtype) in _TABLE:
-        return _TABLE[kind_of(dtype)]
+        cost = _TABLE[kind_of(dtype)]
+        apart = operators(clock_mhz).apart if cost.real else 0
+        return dataclasses.replace(cost, add_latency=max(cost.add_latency, apart))
     width = bits_of(dtype)
     dsp = -(-width // 27) * -(-width // 18)
     return Arithmetic(dsp, dsp, 0, 2 * width, 1, WIDE, 5)
@@ -144,9 +156,10 @@ _STEPS = {
     "exp": (7, 748, "e"), "log": (9, 700, "e"), "pow": (21, 1300, "p"), "rpow": (21, 1300, "p"),
     "sqrt": (0, 500, "r"), "rsqrt": (8, 615, "rd"), "div": (0, 800, "d"), "rdiv": (0, 800, "d"),
     "reciprocal": (8, 115, "d"), "erf": (18, 900, "ee"), "gelu": (29, 1332, "eemma"),
-    "gelu_tanh": (33, 2264, "eemmmmmaaa"), "sigmoid": (17, 1061, "nead"), "tanh": (11, 1400, "ead"),
-    "silu": (9, 1746, "eadm"), "softplus": (18, 1646, "eae"), "sin": (12, 1500, "e"),
-    "cos": (12, 1500, "e"), "elu": (12, 1024, "eam"), "mul": (3, 78, "m"), "square": (3, 78, "m"),
+    "gelu_tanh": (33, 2264, "eemmmmmaaa"), "sigmoid": (17, 1061, "nead"),
+    "tanh": (11, 1400, "nead"), "silu": (9, 1746, "eadm"), "softplus": (18, 1646, "eae"),
+    "sin": (12, 1500, "e"), "cos": (12, 1500, "e"),
+    "elu": (12, 1024, "eam"), "mul": (3, 78, "m"), "square": (3, 78, "m"),
     "sigmoid_grad": (8, 354, "amm"), "tanh_grad": (8, 354, "amm"),
     "silu_grad": (30, 1691, "eadmmmaa"), "gelu_grad": (50, 2590, "eemmmmaa"),
     "gelu_tanh_grad": (57, 3326, "eemmmmmmmmaaaaa"),

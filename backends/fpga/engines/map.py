@@ -78,7 +78,7 @@ class Map(Rows):
         back = cores.div + cores.add if kind_of(dtype) == "int8" else 0
         kind = "float32" if real else dtype
         steps = sum(step_depth(s.op, kind, clock_mhz) for s in self.steps)
-        return table + steps + last + CONVERT * real + back
+        return table + steps + last + (CONVERT + 1) * real + back
 
     def _is_real(self, dtype: str) -> bool:
         """Whether fixed-point numbers are taken to float32 and back."""

@@ -88,7 +88,7 @@ class Matmul(Dense):
         return self.pe * self.simd
 
     def fold(self, layer: Layer, target: int, dtype: str, block: int = 0) -> Folded:
-        vectors, cost = self.vectors, arithmetic(dtype)
+        vectors, cost = self.vectors, arithmetic(dtype, layer.clock_mhz)
         *outer, channels = self.b_sizes
         rows = math.prod(outer)
         found = list[tuple[int, ...]]()

@@ -138,7 +138,7 @@ class Mvu(Product):
             first = np.where(reached.any(axis=1), reached.argmax(axis=1), busy.argmin(axis=1))
             pe, cycles = tiles[first], busy[np.arange(len(sf)), first]
         late = np.maximum(np.maximum(cycles, reading) - target, 0)
-        cost = arithmetic(dtype)
+        cost = arithmetic(dtype, layer.clock_mhz)
         sums = (-(-self.rows // pe) < cost.add_latency) * pe  # final adders of partial sums
         dsp, lut = products_logic(pe * simd, sums, pe, dtype, pe)
         area = [lut, dsp]  # the last one counts first
@@ -150,7 +150,7 @@ class Mvu(Product):
 
     def _wide(self, layer: Layer, factors: tuple[int, int, int], dtype: str, block: int) -> Folded:
         """With these factors: PE, SIMD, kernel positions per token."""
-        (pe, simd, kp), latency = factors, arithmetic(dtype).add_latency
+        (pe, simd, kp), latency = factors, arithmetic(dtype, layer.clock_mhz).add_latency
         order = "B" if latency > 1 and ceil_div(self.rows, pe) >= latency and block <= 1 else "A"
         partial = latency if order == "A" and block <= max(latency, 1) else 1
         nest = dataclasses.replace(

@@ -144,7 +144,7 @@ class Norm(Nest):
 
         A row unit computes in float32 in any network.
         """
-        add, mul, div, root, exp, power = operators(clock_mhz)
+        add, mul, div, root, exp, power, _ = operators(clock_mhz)
         lanes, row = ((n - 1).bit_length() for n in (self.lanes, min(self.cf, PARTS)))
         narrow = CONVERT if bits_of(dtype) < 32 else 0
         total = (lanes + 1 + row) * add  # over the lanes, into the row's sums, over these

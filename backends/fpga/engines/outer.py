@@ -54,7 +54,7 @@ class Outer(Product):
             cycles = max(vectors * ceil_div(self.rows, pe) * sf + drain, reading)
             found.append((max(cycles - target, 0), pe * simd, pe + simd, pe, simd, kp))
         *_, pe, simd, kp = min(found, key=lambda form: form[:3])
-        latency = arithmetic(dtype).add_latency
+        latency = arithmetic(dtype, layer.clock_mhz).add_latency
         nest = dataclasses.replace(self, pe=pe, simd=simd, kp=kp)
         partial = min(ceil_div(latency, nest.groups * nest.nf * nest.sf), max(nest.n, 1))
         nest = dataclasses.replace(nest, partial=partial)

@@ -90,7 +90,9 @@ class Scatter(Window, Nest):
         lanes = lanes_for(layer.channels, pixels, target)
         wide = dataclasses.replace(self, cf=ceil_div(self.cf, lanes), lanes=lanes)
         # neighbouring windows may add to one pixel
-        ii = ceil_div(arithmetic(dtype).add_latency, wide.cf) if self.overlap else 1
+        ii = (
+            ceil_div(arithmetic(dtype, layer.clock_mhz).add_latency, wide.cf) if self.overlap else 1
+        )
         return Folded(wide, wide.lanes, place_depth((wide.w, wide.ring)), ii=ii)
 
     def runs(self, ii: int, inputs: int) -> Runs:

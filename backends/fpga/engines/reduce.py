@@ -62,7 +62,7 @@ class Reduce(Nest):
 
     def fold(self, layer: Layer, target: int, dtype: str, block: int = 0) -> Folded:
         real = dtype != "int8" and parse_fixed(dtype) is None
-        latency = arithmetic(dtype).add_latency if self.op == "sum" else 1 + real
+        latency = arithmetic(dtype, layer.clock_mhz).add_latency if self.op == "sum" else 1 + real
         clock, mul = layer.clock_mhz, operators(layer.clock_mhz).mul
         if layer.window is None:
             lanes = lanes_for(layer.channels, layer.rows * self.window, target)

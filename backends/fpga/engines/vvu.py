@@ -59,7 +59,7 @@ class Vvu(Nest):
         assert layer.window is not None
         lanes, kp = window_factors(layer.window, layer.channels, target)
         taps = self.taps
-        partial = arithmetic(dtype).add_latency if taps > kp else 1
+        partial = arithmetic(dtype, layer.clock_mhz).add_latency if taps > kp else 1
         bias = "bias" in layer.tables or dtype == "int8"
         nest = dataclasses.replace(self, lanes=lanes, kp=kp, partial=partial, bias=bias)
         shape = (nest.cf, taps // kp, kp, lanes)
