@@ -12,7 +12,7 @@ from pathlib import Path
 from benchmarks.hls_check.found import Array, Interval
 from benchmarks.hls_check.ir import Function, functions
 from benchmarks.hls_check.operators import Delays
-from benchmarks.hls_check.recurrence import Body, choose_adders
+from benchmarks.hls_check.recurrence import Body
 from benchmarks.hls_check.schedule import HAND_OVER, pauses_in
 from pipec.backends.fpga.emit.headers import own_header
 from pipec.backends.fpga.stagejson import read_record
@@ -149,7 +149,7 @@ def _loops(
                                where=function.name, got=inner[0].header,
                                hint="unroll it")  # fmt: skip
         (declared,) = mark.numbers
-        body = choose_adders(Body(function, loop, arrays, delays, sizes), declared)
+        body = Body(function, loop, arrays, delays, sizes).with_adders(declared)
         ports, memory = body.ports()
         least, cycle = body.recurrence()
         yield Interval(

@@ -59,6 +59,11 @@ class Instruction:
         """Whom a call calls; empty for other instructions."""
         return next((v for v in self.values if v[0] == "@"), "") if self.op == "call" else ""
 
+    @property
+    def acts(self) -> bool:
+        """Whether it is a call that does more than compute: it accesses a FIFO, or memory."""
+        return "@pipec" in self.callee or "@llvm.mem" in self.callee
+
 
 @dataclass(eq=False)
 class Loop:

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
-from typing import TypeVar
+from typing import Self
 
 import networkx as nx
 
@@ -49,8 +49,6 @@ MARK = "pipec_distance_"
 SMALL_ARRAY = 4
 """Words up to which an array becomes registers by itself."""
 
-B = TypeVar("B", bound="Body")
-
 
 @dataclass(eq=False)
 class Body:
@@ -71,6 +69,9 @@ class Body:
     delays: Delays
     sizes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     quick: bool = False
+    _chosen: set[Instruction] = field(
+        default_factory=set, init=False
+    )  # addresses that are followed
 
     @cached_property
     def instructions(self) -> list[Instruction]:
@@ -175,7 +176,7 @@ class Body:
         for block in self.loop.blocks:
             if block == self.loop.header:
                 continue
-            waits = [i for i in self.function.blocks[block] if i.op == "store" or _acts(i)]
+            waits = [i for i in self.function.blocks[block] if i.op == "store" or i.acts]
             joins = [i for i in self.function.blocks[block] if i.op == "phi"]
             users = [*waits, *(i for i in joins if len(i.incoming) > 1)]
             conditions = self._conditions(block) if users else []
@@ -331,9 +332,11 @@ class Body:
     def _one_of(self, i: Instruction) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
         """The same of a choice between addresses: of one array, at a computed place."""
         chosen = [v for v, _ in i.incoming] if i.op == "phi" else i.values[-2:]
-        if i.block == self.loop.header or i.name in chosen:
+        if i.block == self.loop.header or i.name in chosen or i in self._chosen:
             return "", (), ()
+        self._chosen.add(i)
         found = {self._object(v) for v in chosen}
+        self._chosen.remove(i)
         if "getelementptr inbounds (" in i.rest:  # of constant places
             place = (f"one of {i.name}",)
             found = {(v, place, place) for v in i.values if v[0] == "@"}
@@ -410,6 +413,11 @@ class Body:
         outer = [i for i in self.instructions if i.op == "add" and i.name not in self.inner_sums]
         found = {i: [*find_terms(i, self.here, self.inner_sums)] for i in outer}
         return {i: terms for i, terms in found.items() if len(terms) > 2}
+
+    def with_adders(self, target: int) -> Self:
+        """The loop, with adders of LUTs in its recurrences if it misses an interval without."""
+        slow = self.recurrence()[0] > max(target, self.ports()[0])
+        return dataclasses.replace(self, quick=True) if slow else self
 
     @cached_property
     def recurrent(self) -> set[Instruction]:
@@ -489,14 +497,3 @@ class Body:
         if "@llvm.mem" in name:
             return STORE
         return GATE if "llvm.f" in name else 0.0
-
-
-def _acts(i: Instruction) -> bool:
-    """Whether a call does more than compute: it accesses a FIFO, or memory."""
-    return "@pipec" in i.callee or "@llvm.mem" in i.callee
-
-
-def choose_adders(body: B, target: int) -> B:
-    """The loop, with adders of LUTs in its recurrences if it misses an interval without."""
-    slow = body.recurrence()[0] > max(target, body.ports()[0])
-    return dataclasses.replace(body, quick=True) if slow else body

@@ -3,8 +3,10 @@
 ``python -m benchmarks.hls_check.vendor CHECKOUT`` looks for C++ files with reports of their
 synthesis beside them (``*_csynth.xml``), such as the folder ``FPGA2025_Artificats`` of Stream-HLS
 (github.com/UCLA-VAST/Stream-HLS), and compares every loop that the tool pipelined: the interval is
-to be the same, the depth within two stages. The rules were made with the designs whose file names
-have an even first byte in their SHA-256; ``--held-back`` takes the others.
+to be the same, the depth within two stages, at the clock of the report. The rules were made with
+the designs of Stream-HLS whose file names have an even first byte in their SHA-256, and with
+``evaluation/rtl`` of Prometheus (github.com/UCLA-VAST/Prometheus); ``--held-back`` takes the other
+half, ``--every`` both, as of another repository.
 """
 
 import re
@@ -24,7 +26,6 @@ from benchmarks.hls_check.circuit import Circuit
 from benchmarks.hls_check.compiled import CLANG, FLAGS
 from benchmarks.hls_check.ir import functions
 from benchmarks.hls_check.operators import Delays
-from benchmarks.hls_check.recurrence import choose_adders
 from benchmarks.hls_check.source import (
     SourceLoop,
     find_loops,
@@ -172,9 +173,12 @@ def read_script(source: Path, reports: Path) -> Script:
 
 
 def measure(body: Circuit) -> tuple[int, int, str]:
-    """Interval and depth of a loop by this check, and what the interval comes from."""
-    body = choose_adders(body, body.target) if body.target else body
-    (ports, memory), (recurrence, cycle) = body.ports(), body.recurrence()
+    """Interval and depth of a loop by this check, and what that comes from; 0 if unknown."""
+    try:
+        body = body.with_adders(body.target) if body.target else body
+        (ports, memory), (recurrence, cycle) = body.ports(), body.recurrence()
+    except BackendError as error:
+        return 0, 0, " ".join(str(error).split())
     ii = max(recurrence, ports, body.target)
     because = f"ports of {memory}" if ports > recurrence else " ".join(cycle[:8])
     return ii, body.depth_at(ii), because
@@ -228,13 +232,16 @@ def print_row(row: Compared) -> None:
 @click.command()
 @click.argument("checkout", type=click.Path(exists=True, path_type=Path))
 @click.option("--held-back", is_flag=True, help="The half that no rule was made with.")
+@click.option("--every", is_flag=True, help="Both halves.")
 @click.option("--only", default="", help="Designs with this in their path.")
 @click.option("--rows", "everything", is_flag=True, help="Every loop, not only other intervals.")
 @click.option("--processes", default=2, show_default=True)
-def main(checkout: Path, held_back: bool, only: str, everything: bool, processes: int) -> None:
+def main(
+    checkout: Path, held_back: bool, every: bool, only: str, everything: bool, processes: int
+) -> None:
     """Compare, and print per family of designs how many loops agree."""
     chosen = [d for d in find_designs(checkout)
-              if has_odd_hash(d[0].stem) == held_back and only in str(d[0])]  # fmt: skip
+              if (every or has_odd_hash(d[0].stem) == held_back) and only in str(d[0])]  # fmt: skip
     families: dict[str, list[Compared]] = defaultdict(list)
     with ProcessPoolExecutor(processes) as pool:
         for rows in pool.map(partial(compare, folder=checkout), chosen):
@@ -242,6 +249,8 @@ def main(checkout: Path, held_back: bool, only: str, everything: bool, processes
                 families[row.design.partition("/")[0]].append(row)
                 if everything or not row.equal:
                     print_row(row)
+    if not families:
+        raise click.ClickException(f"no design of {checkout} has pipelined loops in its reports")
     families["all"] = [row for rows in families.values() for row in rows]
     for family, rows in families.items():
         equal, near = (sum(getattr(r, what) for r in rows) for what in ("equal", "near"))

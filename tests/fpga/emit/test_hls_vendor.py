@@ -194,6 +194,11 @@ def test_an_accumulator_in_a_register_is_added_last(tmp_path: Path) -> None:
     assert row.equal
 
 
+def test_a_checkout_without_reports_is_named(tmp_path: Path) -> None:
+    shown = CliRunner().invoke(main, [str(tmp_path), "--every"])
+    assert (shown.exit_code, "has pipelined loops" in shown.output) == (1, True)
+
+
 def test_a_design_that_clang_refuses_counts_as_missed(tmp_path: Path) -> None:
     row = found(tmp_path, '#include "nowhere.h"\n' + product("jk"), "rows_j_k")
     assert (row.ii, row.depth) == (0, 0)
@@ -238,4 +243,5 @@ def test_the_command_counts_what_agrees(tmp_path: Path) -> None:
              for half in ([], ["--held-back"])]  # fmt: skip
     total = "all: 2 designs, 2 loops, 1 with the same interval (50.0%), 1 with a depth within 2"
     assert any(total in x for x in shown)
+    assert total in CliRunner().invoke(main, [str(tmp_path), "--every"]).output
     assert any("interval 4, reported 1; depth" in x for x in shown)
