@@ -160,7 +160,7 @@ class Mvu(Product):
         shape = (nest.groups, nest.nf, nest.pe)
         bias = bias_table(layer, shape, dtype, lambda a: in_tokens(a, nest.pe))
         # a product in the address of a weight; results that wait for those of other vectors
-        more = 2 * (order == "B") + (MEMORY + 1) * (block > 1)
+        more = 3 * (order == "B") + (MEMORY + 1) * (block > 1)
         turns = partial if nest.sf > 1 else 1
         depth = sums_depth(dtype, simd, turns, pe, clock_mhz=layer.clock_mhz, bias=bool(bias),
                            more=more)  # fmt: skip

@@ -162,7 +162,9 @@ class Norm(Nest):
                 mean, deviation, scale + add + 2 * mul + mean, scale + 3 * add + 3 * mul
             ),
         }[self.op]  # fmt: skip
-        *others, written = (MEMORY + narrow + cycles + HAND_OVER for cycles in found)
+        masked = self.channels % self.lanes and self.op != "lrn"  # lanes without a channel
+        mask = max(2 * add, 4 * PICK) if masked else 0
+        *others, written = (MEMORY + narrow + cycles + HAND_OVER + mask for cycles in found)
         return (written + PICK + (div + add if kind_of(dtype) == "int8" else narrow), *others)
 
     def buffer(self, bits: int, sums: int) -> tuple[int, int]:

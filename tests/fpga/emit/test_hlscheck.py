@@ -597,7 +597,9 @@ def row_unit(folder: Path, nest: Norm, clock: float) -> list[Interval]:
 
 
 @needs_clang
-@pytest.mark.parametrize(("lanes", "channels", "clock"), [(1, 30, 300.0), (4, 40, 200.0)])
+@pytest.mark.parametrize(
+    ("lanes", "channels", "clock"), [(1, 30, 300.0), (4, 40, 200.0), (3, 100, 200.0)]
+)
 @pytest.mark.parametrize("op", ROW_OPS)
 def test_row_units_drain_as_long_as_they_say(
     tmp_path: Path, op: str, lanes: int, channels: int, clock: float
