@@ -30,6 +30,7 @@ from pipec.backends.fpga.engines.poolgrad import Scatter
 from pipec.backends.fpga.engines.steps import BINARY, UNARY
 from pipec.backends.fpga.links import HAND_OVER
 from pipec.cluster.cluster import parse_cluster
+from pipec.cluster.file import load_cluster
 from pipec.compiler.driver import default_passes, emit, make_plan
 from pipec.frontends.trace import trace
 from pipec.graph.ir import Source
@@ -710,6 +711,35 @@ def test_elementwise_steps_take_no_longer_than_estimated(tmp_path: Path, clock: 
     found = loops_in(tmp_path, clock)
     assert {i.kind for i in found} == {f"step_{op}" for op in operands}
     assert {i.kind: i.short for i in found if not i.ok} == {}
+
+
+class Rows(nn.Module):
+    """A linear layer, a norm of rows, and a softmax over lanes that do not divide its rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(12, 30), nn.LayerNorm(30)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.softmax(self.norm(torch.sigmoid(self.linear(x))), -1)
+
+
+@needs_clang
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_board_with_a_fast_clock_has_deep_pipelines(tmp_path: Path, precision: str) -> None:
+    """At 300 MHz all emitted loops and pauses hold; with the depths of 200 MHz they do not."""
+    model, depths = Rows(), {}
+    for clock in (200, 300):
+        cluster = tmp_path / f"{clock}.toml"
+        cluster.write_text(f'[[device]]\nkind = "vcu118"\nclock = "{clock} MHz"\n')
+        graph = trace(model, (torch.randn(1, 16, 12),), source=Source("torch", "rows"))
+        plan = make_plan(graph, load_cluster(cluster), "fpga", options={"precision": precision})
+        emit(plan, tmp_path / str(clock))
+        (stage,) = stages_in(tmp_path / str(clock))
+        assert all(i.ok for i in intervals(stage))
+        depths[clock] = sum(i.declared_depth or 0 for i in intervals(stage))
+    assert depths[200] < depths[300]
+    assert not all(i.ok for i in loops_in(stages_in(tmp_path / "200")[0] / "src", 300.0))
 
 
 @pytest.mark.parametrize("clock", CLOCKS)
