@@ -20,7 +20,7 @@ from benchmarks.hls_check.operators import CLOCKS, Delays
 from benchmarks.hls_check.recurrence import Body
 from benchmarks.hls_check.schedule import HAND_OVER as LEAST
 from benchmarks.hls_check.stages import stages_in
-from pipec.backends.fpga.arithmetic import operators, step_depth, sums_depth
+from pipec.backends.fpga.arithmetic import arithmetic, operators, step_depth, sums_depth
 from pipec.backends.fpga.emit.beside import files_beside, share
 from pipec.backends.fpga.emit.stage import write_stage
 from pipec.backends.fpga.engines.base import Nest
@@ -226,6 +226,7 @@ def test_matrix_units_reach_their_interval(tmp_path: Path) -> None:
     words = {n: unit(tmp_path / f"b{n}", "mvu_b", nf=n).recurrence for n in (5, 6)}
     assert ring == {4: 2, 5: 1}
     assert words == {5: 2, 6: 1}
+    assert all(arithmetic(dtype, 300.0).add_latency == 6 for dtype in ("float32", "bfloat16"))
 
 
 @needs_clang
