@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipec.backends.fpga.numbers import bits_of, kind_of, parse_fixed
+from pipec.cluster.device import FpgaResources
 from pipec.cluster.presets import DSP_PER_MAC
 
 N = TypeVar("N", int, NDArray[np.int64])
@@ -52,7 +53,7 @@ _BY_CLOCK = {
     220: Operators(5, 4), 250: Operators(7, 4), 300: Operators(7, 4, apart=6),
     400: Operators(10, 6, 16, apart=9),
 }  # fmt: skip
-CLOCK = 200.0
+CLOCK = FpgaResources.clock_hz / 1e6
 """MHz of a board that does not say its own."""
 
 

@@ -204,6 +204,11 @@ class Circuit(Body):
         """Terms that an addition adds, of a tree all for its last one."""
         return self.terms.get(i, 1) if self.tree else 1
 
+    def _count_added(self, i: Instruction) -> int:
+        """Additions of an accumulator on the way through an addition; 0 for a part of another."""
+        count = self._count_terms(i)
+        return count_added(count) if count and i.name not in self.registered else min(count, 1)
+
     def _find_addition(self, value: str, steps: int = 0) -> Instruction | None:
         """The addition that a value is of, through choices and words that were written."""
         i = self.here.get(value)
@@ -233,9 +238,7 @@ class Circuit(Body):
         if any(self._is_outside(self._object(p)[0]) for p in self._pointers(i).values()):
             return self.delays.cycles(self.outside)
         if i.op in ADDITIONS:
-            count = self._count_terms(i)
-            added = 1 if i.name in self.registered else count_added(count)
-            return super()._delay(i) * added * bool(count)
+            return super()._delay(i) * self._count_added(i)
         if i.op == "phi" and i.block == self.loop.header and "float" in i.rest and self._is_word:
             return self.delays.cycles(1) + RAM + STORE
         if i.op == "fmul" and "double" in i.rest:
@@ -254,7 +257,7 @@ class Circuit(Body):
         count, cycle = self._count_terms(i), self.delays.cycles(1)
         last = i.name in self.registered and count > 0
         levels = math.ceil(math.log2(count)) + 1 if last else math.ceil(math.log2(count + 1))
-        quick = (1 if last else count_added(count)) * (self.is_quick(i) and count > 0)
+        quick = self._count_added(i) * self.is_quick(i)
         slow = max(levels - quick, 0)
         cores = quick * self.delays.core("quick_fadd") + slow * self.delays.core("fadd")
         return cores + (quick + slow) * cycle

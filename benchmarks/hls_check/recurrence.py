@@ -61,6 +61,7 @@ class Body:
         delays: Delays of operators.
         sizes: Words by global array, dimension by dimension.
         quick: Whether recurrences have adders of LUTs, which take fewer cycles than those of DSPs.
+        _chosen: Choices of addresses that are being followed, so that a circle has an end.
     """
 
     function: Function
@@ -69,9 +70,7 @@ class Body:
     delays: Delays
     sizes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     quick: bool = False
-    _chosen: set[Instruction] = field(
-        default_factory=set, init=False
-    )  # addresses that are followed
+    _chosen: set[Instruction] = field(default_factory=set, init=False)
 
     @cached_property
     def instructions(self) -> list[Instruction]:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 import networkx as nx
 
+from pipec.errors import BackendError
+
 _NO_CODE = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.DOTALL)
 """Comments and strings."""
 _FOR = re.compile(r"(?:\b(\w+)\s*:\s*)?\bfor\s*\(")
@@ -92,14 +94,14 @@ def find_closing(text: str, at: int, pair: str) -> int:
     """Place of what closes the parenthesis or brace at a place.
 
     Raises:
-        ValueError: Nothing does.
+        BackendError: Nothing does.
     """
     depth = 0
     for k in range(at, len(text)):
         depth += (text[k] == pair[0]) - (text[k] == pair[1])
         if not depth:
             return k
-    raise ValueError(f"nothing closes {pair}")
+    raise BackendError(f"nothing closes {pair}")
 
 
 def find_loops(text: str) -> list[SourceLoop]:
@@ -208,9 +210,10 @@ def _read_partitions(text: str) -> dict[tuple[str, str], Banks]:
     for m in _PARTITION.finditer(text):
         words = dict(re.findall(r"(\w+)\s*=\s*(\w+)", m[1]))
         kind = next((k for k in ("cyclic", "block") if k in m[1]), "complete")
-        function = [name for at, name in heads if at < m.start()][-1]
-        banks = found[function, words["variable"]]
-        banks[int(words.get("dim", 0))] = (kind, int(words.get("factor", 1)))
+        around = [name for at, name in heads if at < m.start()]
+        dim, factor = (words.get(key, default) for key, default in (("dim", "0"), ("factor", "1")))
+        if around and "variable" in words and dim.isdigit() and factor.isdigit():
+            found[around[-1], words["variable"]][int(dim)] = (kind, int(factor))
     return dict(found)
 
 

@@ -75,18 +75,20 @@ class Compared:
 
     @property
     def near(self) -> bool:
-        """Whether the depth is within two stages of the reported one."""
-        return abs(self.depth - self.report.depth) <= NEAR
+        """Whether the loop is found, and the depth within two stages of the reported one."""
+        return self.ii > 0 and abs(self.depth - self.report.depth) <= NEAR
 
 
 def read_reports(folder: Path) -> list[Reported]:
     """The pipelined loops of all modules of a folder.
 
     Raises:
-        BackendError: A file is no report.
+        BackendError: A file is no report, or has no clock.
     """
     paths = sorted(folder.glob("*_csynth.xml"))
     modules = {path.name.removesuffix("_csynth.xml"): read_module(path) for path in paths}
+    if not all(module.target_ns for module in modules.values()):
+        raise BackendError("a report without a target clock period", where=folder)
     return [Reported(name, loop, ii, depth, 1e3 / module.target_ns)
             for name, module in modules.items() for loop, ii, depth in module.loops]  # fmt: skip
 
@@ -101,7 +103,19 @@ def find_designs(folder: Path) -> Iterator[tuple[Path, Path]]:
                 sources[reports].append(source)
     for reports, candidates in sources.items():
         rows = read_reports(reports) if len(candidates) > 1 else []
-        yield max(candidates, key=lambda s: len(match(rows, find_loops(s.read_text())))), reports
+        yield max(candidates, key=partial(_count_loops, rows)), reports
+
+
+def _read(source: Path) -> str:
+    return source.read_text(errors="replace")
+
+
+def _count_loops(rows: Sequence[Reported], source: Path) -> int:
+    """Loops of the reports that a source has; none of one that is not read."""
+    try:
+        return len(match(rows, find_loops(_read(source))))
+    except BackendError:
+        return 0
 
 
 def match(
@@ -166,7 +180,7 @@ class Script:
 def read_script(source: Path, reports: Path) -> Script:
     """The script of a design, beside its source or above its reports."""
     folders = (source.parent, *reports.parents[2:4])
-    text = "".join(p.read_text() for folder in folders for p in folder.glob("*.tcl"))
+    text = "".join(_read(p) for folder in folders for p in folder.glob("*.tcl"))
     tree = re.search(r"^config_compile.*-unsafe_math_optimizations", text, re.MULTILINE)
     kernel = re.search(r"^open_solution.*-flow_target +vitis", text, re.MULTILINE)
     return Script(tree is not None, REQUEST + (VITIS_LATENCY if kernel else 0))
@@ -187,7 +201,7 @@ def measure(body: Circuit) -> tuple[int, int, str]:
 def compare(design: tuple[Path, Path], folder: Path) -> list[Compared]:
     """All pipelined loops of a design; of one that clang refuses none is found."""
     source, reports = design
-    text, rows, name = source.read_text(), read_reports(reports), str(source.relative_to(folder))
+    text, rows, name = _read(source), read_reports(reports), str(source.relative_to(folder))
     try:
         found = dict(measure_loops(text, rows, source.parent, read_script(source, reports)))
     except BackendError as error:
@@ -205,7 +219,7 @@ def measure_loops(
     """
     loops, places, seen = find_loops(text), read_places(text), set[int]()
     marked = match(rows, loops)
-    headers = "".join(p.read_text() for p in sorted(beside.glob("*.h")))
+    headers = "".join(_read(p) for p in sorted(beside.glob("*.h")))
     code = translate(text, loops, marked, headers)
     for function in functions(compile_to_ir(code, beside, reordered=script.tree)):
         for mark in (i for i in function if i.callee == "@pipec_loop"):
@@ -215,7 +229,7 @@ def measure_loops(
                 numbers, levels = marked[place]
                 target = read_target(own_text(text, loops[place], loops))
                 for number in numbers:
-                    row, arrays = rows[number], places[function.name_in_source]
+                    row, arrays = rows[number], places.get(function.name_in_source, {})
                     body = Circuit(function, loop, {}, Delays(row.clock_mhz), levels=levels,
                                    places=arrays, tree=script.tree, target=target,
                                    outside=script.time_outside(row.module))  # fmt: skip
@@ -240,6 +254,8 @@ def main(
     checkout: Path, held_back: bool, every: bool, only: str, everything: bool, processes: int
 ) -> None:
     """Compare, and print per family of designs how many loops agree."""
+    if every and held_back:
+        raise click.UsageError("--every is both halves, --held-back one of them")
     chosen = [d for d in find_designs(checkout)
               if (every or has_odd_hash(d[0].stem) == held_back) and only in str(d[0])]  # fmt: skip
     families: dict[str, list[Compared]] = defaultdict(list)

@@ -207,11 +207,13 @@ def test_an_accumulator_in_a_register_is_added_last(tmp_path: Path) -> None:
 def test_a_checkout_without_reports_is_named(tmp_path: Path) -> None:
     shown = CliRunner().invoke(main, [str(tmp_path), "--every"])
     assert (shown.exit_code, "has pipelined loops" in shown.output) == (1, True)
+    assert CliRunner().invoke(main, [str(tmp_path), "--every", "--held-back"]).exit_code == 2
 
 
 def test_a_design_that_clang_refuses_counts_as_missed(tmp_path: Path) -> None:
-    row = found(tmp_path, '#include "nowhere.h"\n' + product("jk"), "rows_j_k")
-    assert (row.ii, row.depth) == (0, 0)
+    design = write(tmp_path, '#include "nowhere.h"\n' + product("jk"), "rows_j_k", 1, 2)
+    (row,) = compare(design, tmp_path)
+    assert (row.ii, row.depth, row.equal, row.near) == (0, 0, False, False)
     assert "nowhere.h" in row.because
 
 
