@@ -2,6 +2,7 @@
 
 import inspect
 import math
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -71,9 +72,13 @@ def _parse(text: str, what: str, module: ModuleType, base: type) -> tuple[Any, d
         n: c for n, c in classes.items()
         if issubclass(c, base) and c is not base and not n.startswith("_")
     }  # fmt: skip
+    usable = ", ".join(sorted(n for n, c in known.items() if not _beyond_text(c)))
     if name.lower() not in known:
-        raise PipecError(f"no such {what}", got=name, want=", ".join(sorted(known)))
+        raise PipecError(f"no such {what}", got=name, want=usable)
     found, options = known[name.lower()], dict[str, Any]()
+    if beyond := _beyond_text(found):
+        got = f"{name}, which needs {', '.join(beyond)}"
+        raise PipecError(f"this {what} needs more than text can give", got=got, want=usable)
     _, *accepted = inspect.signature(found).parameters
     for part in rest.split(",") if rest else ():
         key, value = _option(part, text, what)
@@ -84,6 +89,14 @@ def _parse(text: str, what: str, module: ModuleType, base: type) -> tuple[Any, d
             )  # fmt: skip
         options[key] = value
     return found, options
+
+
+def _beyond_text(found: Any) -> list[str]:
+    """What a class needs that no text gives: arguments of its steps, functions, schedules."""
+    made = inspect.signature(found).parameters.values()
+    _, *stepped = inspect.signature(found.step).parameters.values()
+    objects = [p for p in made if re.search("Callable|LRScheduler", str(p.annotation))]
+    return [p.name for p in (*objects, *stepped) if p.default is p.empty]
 
 
 def _option(text: str, where: str, what: str) -> tuple[str, bool | float | tuple[float, ...]]:

@@ -1,5 +1,6 @@
 """Any optimizer of torch: the bits of plain training, and of a run that was not interrupted."""
 
+import re
 from functools import cache
 from pathlib import Path
 
@@ -77,10 +78,11 @@ def test_learning_rates_and_betas_go_on_where_they_were(
         ("muon", None, r"optimizer cannot be made(.|\n)*only supports 2D"),
         ("sgd:lr=-1", None, r"optimizer cannot be made(.|\n)*Invalid learning rate"),
         ("sgd:lr=a/b", None, "an option of the optimizer cannot be read"),
-        ("lbfgs", None, r"cannot make a step(.|\n)*stage 2(.|\n)*closure"),
+        ("lbfgs", None, r"lbfgs, which needs closure(.|\n)*want:  adadelta"),
         ("sparseadam", None, r"cannot make a step(.|\n)*dense gradients"),
         ("sgd", "multisteplr", r"learning-rate schedule cannot be made(.|\n)*milestones"),
-        ("sgd", "reducelronplateau", r"cannot make a step(.|\n)*metrics"),
+        ("sgd", "reducelronplateau", r"which needs metrics(.|\n)*want:  constantlr"),
+        ("sgd", "lambdalr", r"which needs lr_lambda(.|\n)*want:  constantlr"),
         ("sgd", "_lrscheduler", "no such learning-rate schedule"),
         ("sgd", "onecyclelr:max_lr=1,total_steps=1", r"cannot make a step(.|\n)*total steps is 1"),
     ],
@@ -88,6 +90,35 @@ def test_learning_rates_and_betas_go_on_where_they_were(
 def test_what_cannot_be_used_is_refused(optimizer: str, rates: str | None, said: str) -> None:
     with pytest.raises(PipecError, match=said):
         train(pipeline(optimizer, rates), 2)
+
+
+OFFERED = {
+    "constantlr": "", "cosineannealinglr": "T_max=3", "cosineannealingwarmrestarts": "T_0=3",
+    "cycliclr": "base_lr=0.01,max_lr=0.1", "exponentiallr": "gamma=0.5", "linearlr": "",
+    "multisteplr": "milestones=1/3", "onecyclelr": "max_lr=0.1,total_steps=10",
+    "polynomiallr": "", "steplr": "step_size=2",
+}  # fmt: skip
+
+
+def test_every_schedule_that_is_offered_makes_steps() -> None:
+    with pytest.raises(PipecError) as refused:
+        scheduler_from_text("up")
+    assert re.findall(r"\w+", str(refused.value.want)) == [*OFFERED]
+    for name, options in OFFERED.items():
+        sgd = torch.optim.SGD([nn.Parameter(torch.ones(1))], momentum=0.9)
+        rates = scheduler_from_text(f"{name}:{options}")(sgd)
+        sgd.step()
+        rates.step()
+        assert rates.last_epoch == 1
+
+
+def test_a_schedule_that_waits_for_a_loss_is_refused_by_its_steps() -> None:
+    case, _, plan = mlp()
+    settings = Settings(optimizer_from_text("sgd"), torch.optim.lr_scheduler.ReduceLROnPlateau)
+    order = scheduled(plan, "1f1b", 2)
+    local = LocalPipeline(plan, batches(case, plan.graph), settings, schedule=order)
+    with pytest.raises(PipecError, match=r"cannot make a step(.|\n)*stage 2(.|\n)*metrics"):
+        train(local, 2)
 
 
 class GlobalNorm(torch.optim.SGD):
