@@ -3,6 +3,7 @@
 import hashlib
 import inspect
 import json
+import math
 import zlib
 from collections import Counter
 from collections.abc import Mapping
@@ -66,8 +67,10 @@ def list_settings(executor: Executor) -> dict[str, str]:
     """Settings that a run may change when it goes on from a checkpoint."""
     graph = executor.program.plan.graph
     numbers = (a for n in graph.calls for a in tree_leaves((n.args, n.kwargs)))
+    clip = executor.settings.clip  # without a flush no norm is known, and infinity limits none
     return {
         **_describe(executor.settings),
+        "the clipping norm": str(clip if clip != math.inf else None),
         "the microbatches of a round": str(executor.rounds.microbatches),
         "the numbers in the model (dropout)": digest_of([a for a in numbers if type(a) is float]),
     }

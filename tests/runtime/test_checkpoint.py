@@ -1,6 +1,7 @@
 """A run that is interrupted and continued ends with the bits of one that was not."""
 
 import copy
+import math
 import re
 import subprocess
 import sys
@@ -552,6 +553,26 @@ def test_what_a_run_that_goes_on_is_told_anew_is_said(tmp_path: Path) -> None:
         Checkpoints(tmp_path, again.executors, tell=told.append).resume()
         assert len(told) == bool(want)
         assert not want or told[0].startswith(f"going on with settings of this run: {want}")
+
+
+@pytest.mark.parametrize("clip", [None, 1.0])
+def test_a_limit_of_infinity_and_no_limit_are_the_same(clip: float | None, tmp_path: Path) -> None:
+    """A pipeline asks for a norm without a limit where there is a flush; without one, for none."""
+    case, told = CASES["mlp"], list[str]()
+    plan = staged_once(case, seeded(case), 2)
+    first, again = (
+        LocalPipeline(
+            plan,
+            batches(case, plan.graph),
+            Settings(lambda p: torch.optim.SGD(p, lr=0.1), clip=limit),
+            schedule=scheduled(plan, name, 4),
+        )
+        for name, limit in (("1f1b", clip or math.inf), ("pipedream", None))
+    )
+    train(first, 1, checkpoints=Checkpoints(tmp_path, first.executors))
+    Checkpoints(tmp_path, again.executors, tell=told.append).resume()
+    want = "going on with settings of this run: the clipping norm None, not 1.0"
+    assert [t for t in told if "clipping" in t] == ([want] if clip else [])
 
 
 def test_a_schedule_that_is_not_gone_on_with_is_told(tmp_path: Path) -> None:
