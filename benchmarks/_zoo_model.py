@@ -26,7 +26,7 @@ from torch import Tensor
 
 from pipec.cli.main import cli as pipec
 from pipec.compiler.backend import load_backend
-from pipec.compiler.chain import StageRunner
+from pipec.compiler.chain import StageFunction
 from pipec.errors import PipecError
 from pipec.graph.arrays import to_array, to_tensor
 from pipec.graph.ir import InputKind, tensor
@@ -147,7 +147,7 @@ def _compile(path: Path, target: str, given: Given, out: Path) -> None:
 
 
 def _worst(
-    path: Path, given: Given, examples: Mapping[str, Tensor], runners: Sequence[StageRunner]
+    path: Path, given: Given, examples: Mapping[str, Tensor], runners: Sequence[StageFunction]
 ) -> tuple[float, float]:
     """The largest error in terms of what is allowed, and that, over three kinds of inputs.
 

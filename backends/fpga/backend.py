@@ -32,7 +32,7 @@ from pipec.backends.fpga.training.stage import training_designs, training_timing
 from pipec.backends.fpga.vitis import add_reports
 from pipec.cluster.cluster import Cluster
 from pipec.compiler.backend import Backend, Emitted
-from pipec.compiler.chain import StageRunner
+from pipec.compiler.chain import StageFunction
 from pipec.compiler.comparison import Allowed, Comparison, compare
 from pipec.compiler.cycles import StageCycles, TimedCheck
 from pipec.compiler.declared import Options, option
@@ -149,7 +149,7 @@ class FpgaBackend(Backend):
     def compare_training(
         self,
         plan: Plan,
-        stages: Sequence[StageRunner],
+        stages: Sequence[StageFunction],
         reference: Loaded,
         tolerance: float,
         seed: int,

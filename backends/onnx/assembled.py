@@ -7,7 +7,7 @@ from onnx import ModelProto
 from torch import Tensor
 
 from pipec.backends.onnx.files import Names, assign_names
-from pipec.compiler.chain import StageRunner
+from pipec.compiler.chain import StageFunction
 from pipec.compiler.sizes import check_sizes
 from pipec.errors import BackendError
 from pipec.frontends.base import Loaded
@@ -87,7 +87,7 @@ class Assembly:
             )
             yield stage, part.proto, part.weights, names
 
-    def check(self, runners: Sequence[StageRunner], tolerance: float) -> None:
+    def check(self, runners: Sequence[StageFunction], tolerance: float) -> None:
         """Run the emitted stages and the file at other sizes of the open axes.
 
         Args:

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from pipec.backends.onnx.files import Names
-from pipec.compiler.chain import StageRunner
+from pipec.compiler.chain import StageFunction
 from pipec.errors import BackendError, first_line
 from pipec.graph.ir import Graph, tensor
 from pipec.graph.opaque import engine_errors, lacks_kernel, ort_session, ort_type, run_session
 from pipec.graph.quantised import QUANTISED
 
 
-def onnx_runner(path: Path, names: Names, graph: Graph) -> StageRunner:
+def onnx_runner(path: Path, names: Names, graph: Graph) -> StageFunction:
     """A function that runs a model file through onnxruntime on the CPU.
 
     Args:

@@ -13,7 +13,7 @@ from pipec.backends.torch.launcher import train_script
 from pipec.backends.torch.open_axes import find_axes, read_axes
 from pipec.backends.torch.runner import stage_runner
 from pipec.compiler.backend import Backend, Emitted
-from pipec.compiler.chain import StageRunner
+from pipec.compiler.chain import StageFunction
 from pipec.compiler.declared import Options, option
 from pipec.compiler.job import Job
 from pipec.compiler.profile import Profile, Profiler
@@ -126,13 +126,13 @@ class TorchBackend(Backend):
         axes = read_axes(plan, directory)
         return Emitted(self._stages(plan, axes), _tolerance(plan), traced=True, axes=axes)
 
-    def _export(self, plan: Plan, axes: Axes) -> list[StageRunner]:
+    def _export(self, plan: Plan, axes: Axes) -> list[StageFunction]:
         """Every stage for any size of some axes, once exported if it is to be."""
         for stage in plan.stages if plan.options.get("pt2") else ():
             export_stage(_open_stage(plan, axes, stage.index), named=True)
         return self._stages(plan, axes)
 
-    def _stages(self, plan: Plan, axes: Axes) -> list[StageRunner]:
+    def _stages(self, plan: Plan, axes: Axes) -> list[StageFunction]:
         """Every stage as a function, for any size of the open axes."""
         draws = number_draws(plan.graph, [s.graph for s in plan.stages])
         sized_of = axes.stages if axes.open else (None,) * len(plan.stages)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from pipec.compiler.chain import StageRunner
+from pipec.compiler.chain import StageFunction
 from pipec.compiler.sizes import check_sizes
 from pipec.errors import FrontendError, GraphError, PipecError, PlanError
 from pipec.frontends.base import Loaded
@@ -16,7 +16,7 @@ from pipec.graph.lower import lower
 from pipec.graph.open_sizes import Traces, check_arguments
 from pipec.plan.model import Plan
 
-Check = Callable[[Axes], Sequence[StageRunner]]
+Check = Callable[[Axes], Sequence[StageFunction]]
 """The stages of a plan for open axes; raises a `PipecError` where something cannot have them."""
 
 

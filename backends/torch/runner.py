@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from pipec.compiler.chain import StageRunner
+from pipec.compiler.chain import StageFunction
 from pipec.errors import BackendError, first_line
 from pipec.graph.ir import Graph, tensor
 from pipec.graph.open_sizes import resize_graph
@@ -15,7 +15,7 @@ def stage_runner(
     graph: Graph,
     weights: Mapping[str, torch.Tensor],
     sized: Sequence[SizedArgument] | None = None,
-) -> StageRunner:
+) -> StageFunction:
     """A function that runs a pure stage graph eagerly.
 
     Args:

@@ -15,7 +15,7 @@ from pipec import registry
 from pipec.arguments import fits
 from pipec.cluster.cluster import Cluster
 from pipec.compiler.capabilities import Prepares
-from pipec.compiler.chain import StageRunner
+from pipec.compiler.chain import StageFunction
 from pipec.compiler.comparison import Allowed
 from pipec.compiler.declared import Options, defaults
 from pipec.compiler.job import Chain, Job
@@ -40,7 +40,7 @@ class Emitted:
         axes: Axes of its inputs that the stages leave open, with sizes to verify them at.
     """
 
-    stages: Sequence[StageRunner]
+    stages: Sequence[StageFunction]
     tolerance: float
     bounds: Mapping[str, Allowed] = field(default_factory=dict)
     inputs: Callable[[int], Mapping[str, torch.Tensor] | None] = lambda _seed: None

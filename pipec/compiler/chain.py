@@ -10,14 +10,14 @@ from pipec.graph.lower import lower
 from pipec.plan.model import Plan
 from pipec.user_module import user_code
 
-StageRunner = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
+StageFunction = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
 """One emitted stage as a function: names of its inputs and outputs (user inputs by their name,
 values by the node of the whole model) to tensors."""
 
 
 def run_chain(
     plan: Plan,
-    runners: Sequence[StageRunner],
+    runners: Sequence[StageFunction],
     inputs: Mapping[str, Tensor],
     progress: Callable[[str], None] = lambda _: None,
 ) -> Iterator[tuple[str, OutputKind, int, Tensor]]:

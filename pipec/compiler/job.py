@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 import torch
 
-from pipec.compiler.chain import StageRunner, run_chain
+from pipec.compiler.chain import StageFunction, run_chain
 from pipec.compiler.declared import Options
 from pipec.errors import BackendError, PipecError
 from pipec.escape import sanitize
@@ -128,7 +128,9 @@ class Chain:
         BackendError: The model updates buffers, which the stages of a chain do not keep.
     """
 
-    def __init__(self, plan: Plan, stages: Sequence[StageRunner], batch: Batch, axes: Axes) -> None:
+    def __init__(
+        self, plan: Plan, stages: Sequence[StageFunction], batch: Batch, axes: Axes
+    ) -> None:
         kept = plan.graph.outputs_of(OutputKind.BUFFER_UPDATE)
         if kept:
             raise BackendError(

@@ -22,7 +22,7 @@ from msgspec import convert, to_builtins
 
 from pipec.compiler.backend import load_backend
 from pipec.compiler.capabilities import TimesNodes
-from pipec.compiler.chain import StageRunner, run_chain
+from pipec.compiler.chain import StageFunction, run_chain
 from pipec.compiler.complete import complete
 from pipec.compiler.facts import list_sums
 from pipec.cost.count import count
@@ -128,7 +128,7 @@ def node_costs(
 
 def profile_emitted(
     plan: Plan,
-    stages: Sequence[StageRunner],
+    stages: Sequence[StageFunction],
     inputs: Mapping[str, torch.Tensor],
     budget: float,
     clock: Clock = time.perf_counter,
@@ -144,7 +144,7 @@ def profile_emitted(
     """
     seconds: dict[int, list[float]] = {s.index: [] for s in plan.stages}
 
-    def watch(index: int, run: StageRunner) -> StageRunner:
+    def watch(index: int, run: StageFunction) -> StageFunction:
         """The stage, whose seconds are noted."""
 
         def call(values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

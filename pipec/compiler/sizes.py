@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from pipec.compiler.chain import StageRunner, run_chain
+from pipec.compiler.chain import StageFunction, run_chain
 from pipec.compiler.comparison import Comparison, compare
 from pipec.compiler.inputs import choose_inputs
 from pipec.compiler.loaded import Loaded
@@ -20,7 +20,7 @@ from pipec.plan.model import Plan
 
 def compare_sizes(
     plan: Plan,
-    stages: Sequence[StageRunner],
+    stages: Sequence[StageFunction],
     model: Loaded,
     axes: Axes,
     tolerance: float,
@@ -75,7 +75,7 @@ def run_graph(graph: Graph, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def check_sizes(
     plan: Plan,
-    stages: Sequence[StageRunner],
+    stages: Sequence[StageFunction],
     model: Loaded,
     axes: Axes,
     sizes: Sequence[Sizes],

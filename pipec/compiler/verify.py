@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, fx
 
 from pipec.compiler.backend import Emitted, load_backend, read_back
-from pipec.compiler.chain import StageRunner, run_chain
+from pipec.compiler.chain import StageFunction, run_chain
 from pipec.compiler.comparison import Allowed, Comparison, compare
 from pipec.compiler.inputs import KINDS, choose_inputs, draw
 from pipec.compiler.loaded import Loaded
@@ -73,7 +73,7 @@ class Trains(Protocol):
     def compare_training(
         self,
         plan: Plan,
-        stages: Sequence[StageRunner],
+        stages: Sequence[StageFunction],
         reference: Loaded,
         tolerance: float,
         seed: int,

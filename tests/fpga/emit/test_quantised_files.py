@@ -21,7 +21,7 @@ from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.numbers import Int8, int8_format
 from pipec.backends.fpga.quantise.samples import unseen_frames
 from pipec.cluster.cluster import parse_cluster
-from pipec.compiler.chain import StageRunner
+from pipec.compiler.chain import StageFunction
 from pipec.compiler.driver import emit, make_plan
 from pipec.errors import BackendError
 from pipec.frontends.base import LoadOptions
@@ -300,7 +300,7 @@ def _steps(design: StageDesign, x: Tensor) -> Any:
     return execute(design, {"x": x}, run8, steps_of)["y"].numpy() * form_of(design, "y").scale
 
 
-def _emitted(runner: StageRunner, x: Tensor) -> Any:
+def _emitted(runner: StageFunction, x: Tensor) -> Any:
     return runner({"x": x})["y"].numpy()
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx
 
 from pipec.compiler.backend import Backend, Emitted
-from pipec.compiler.chain import StageRunner
+from pipec.compiler.chain import StageFunction
 from pipec.compiler.declared import Options, option
 from pipec.compiler.pass_base import Pass
 from pipec.errors import BackendError
@@ -155,7 +155,7 @@ def _function(graph: Graph) -> str:
     return "\nvoid stage(const float **in, float **out) {\n  " + "\n  ".join(lines) + "\n}\n"
 
 
-def _runner(graph: Graph, path: Path) -> StageRunner:
+def _runner(graph: Graph, path: Path) -> StageFunction:
     with tempfile.TemporaryDirectory() as name:
         library, source = Path(name) / "stage.so", path.with_suffix(".c")
         level = source.read_text().split()[2]
