@@ -2,9 +2,11 @@
 
 import json
 import os
+import statistics
 import subprocess
 import sys
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -41,6 +43,11 @@ def say(*text: Any, end: str = "\n", file: TextIO | None = None) -> None:
     """Print on rank 0; progress goes to ``sys.stderr``."""
     if os.environ.get("RANK", "0") == "0":
         print(*text, end=end, file=file, flush=True)
+
+
+def quartiles(values: Sequence[float]) -> list[float]:
+    """The lower quartile, the median and the upper quartile; one value is all three."""
+    return statistics.quantiles(values, n=4) if len(values) > 1 else [*values] * 3
 
 
 def keep(path: str | None, rows: Any) -> None:

@@ -47,7 +47,7 @@ from torch import Tensor, nn
 
 from benchmarks import _openvino
 from benchmarks._deepspeed import METHODS, deepspeed_step, find_deepspeed, layers_of
-from benchmarks._ranks import is_rank, launch, pin, say
+from benchmarks._ranks import is_rank, launch, pin, quartiles, say
 from benchmarks._uneven import workload
 from benchmarks.prediction import PASSES, node_costs
 from benchmarks.training_throughput import LR, MICROBATCHES, Cell, Step, theirs, time_step
@@ -247,7 +247,7 @@ def compare(cell: str, runs: Mapping[str, Run], rows: int, options: argparse.Nam
             took[name].append(runs[name](count))
     for name, found in took.items():
         pairs = list(zip(took[OURS], found, strict=True))
-        low, middle, high = statistics.quantiles([b[0] / a[0] for a, b in pairs], n=4)
+        low, middle, high = quartiles([b[0] / a[0] for a, b in pairs])
         busy = statistics.median(b[1] / a[1] for a, b in pairs)
         speed = rows * count / statistics.median(s for s, _ in found)
         least = min(s for s, _ in found) / min(s for s, _ in took[OURS])

@@ -30,7 +30,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from benchmarks._deepspeed import METHODS, deepspeed_step, find_deepspeed, layers_of
-from benchmarks._ranks import is_rank, keep, launch, pin, say
+from benchmarks._ranks import is_rank, keep, launch, pin, quartiles, say
 from benchmarks._uneven import workload
 from benchmarks.prediction import PASSES, node_costs
 from pipec.cluster.cluster import parse_cluster
@@ -184,7 +184,7 @@ def theirs(cell: Cell, cut: Sequence[str], model: nn.Module, x: Tensor, y: Tenso
     spec = dict.fromkeys(cut, SplitPoint.BEGINNING)
     pipe = pipeline(model, mb_args=(x[:rows],), split_spec=spec)
     own = range(rank, cell.stages, dist.get_world_size())
-    stages = [pipe.build_stage(k, torch.device("cpu")) for k in own]
+    stages: list[Any] = [pipe.build_stage(k, torch.device("cpu")) for k in own]
     runner = (
         ScheduleInterleaved1F1B(stages, MICROBATCHES, loss_fn=loss_of)
         if cell.schedule == "interleaved"
@@ -243,7 +243,7 @@ def compare(cell: Cell, windows: int, repeats: int) -> dict[str, object]:
     dist.all_gather_object(gathered, losses)
     first = took["pipec"]
     ratios = {
-        name: statistics.quantiles([b / a for a, b in zip(first, took[name], strict=True)], n=4)
+        name: quartiles([b / a for a, b in zip(first, took[name], strict=True)])
         for name in steps
         if name != "pipec"
     }
