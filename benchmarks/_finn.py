@@ -11,7 +11,7 @@ import time
 
 from finn.analysis.fpgadataflow.exp_cycles_per_layer import exp_cycles_per_layer
 from finn.transformation.fpgadataflow.set_folding import SetFolding
-from onnx import NodeProto, TensorProto, helper
+from onnx import NodeProto, TensorProto, ValueInfoProto, helper
 from qonnx.core.modelwrapper import ModelWrapper
 from qonnx.custom_op.registry import getCustomOp
 
@@ -33,7 +33,7 @@ def unit(k: int, vectors: int, columns: int, rows: int) -> NodeProto:
 def model(layers: list[list[int]]) -> ModelWrapper:
     """The units side by side: neither folding nor estimates look at what is between them."""
 
-    def values(name: str, shapes: list[list[int]]) -> list[object]:
+    def values(name: str, shapes: list[list[int]]) -> list[ValueInfoProto]:
         return [
             helper.make_tensor_value_info(f"{name}{k}", TensorProto.FLOAT, shape)
             for k, shape in enumerate(shapes)

@@ -8,6 +8,7 @@ seconds of the processor.
 
 import json
 import sys
+from typing import Any
 
 import hls4ml
 import numpy as np
@@ -21,7 +22,7 @@ from benchmarks._fpga_site import cpu_seconds, reply
 PART, PERIOD = "xcvu9p-flga2104-2L-e", 5
 
 
-def engines(model: object) -> tuple[int, int]:
+def engines(model: Any) -> tuple[int, int]:
     """Units and interval."""
     units = interval = 0
     for layer in model.get_layers():

@@ -39,7 +39,8 @@ class Residual(nn.Module):
         self.first, self.second = (nn.Conv2d(width, width, 3, padding=1) for _ in range(2))
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.second(torch.relu(self.first(x)))
+        change: Tensor = self.second(torch.relu(self.first(x)))
+        return x + change
 
 
 class Edsr(nn.Module):

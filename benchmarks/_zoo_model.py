@@ -114,12 +114,12 @@ def _judge(path: Path, target: str, given: Given, out: Path) -> Verdict:
     inputs = [i for i in plan.graph.inputs if i.kind is InputKind.INPUT]
     examples = {i.name: tensor(plan.graph.node(i.node)) for i in inputs}
     try:
-        error, may = _worst(path, given, examples, runners)
+        worst, may = _worst(path, given, examples, runners)
     except ShortError as missing:
         return Verdict("short", reason=str(missing))
     except UnusableError as reason:
         return Verdict("refused", reason=str(reason))
-    return Verdict("right" if error <= may else "wrong", error, may, len(plan.stages), "", seconds)
+    return Verdict("right" if worst <= may else "wrong", worst, may, len(plan.stages), "", seconds)
 
 
 class ShortError(Exception):
@@ -227,7 +227,7 @@ def reference(
         fed = {n: to_array(t) for n, t in inputs.items()}
         for i in session.get_inputs():
             if i.name in given.bind:
-                like = np.array(given.bind[i.name], _NUMPY[i.type])
+                like: np.ndarray[Any, Any] = np.array(given.bind[i.name], _NUMPY[i.type])
                 fed[i.name] = like.reshape([d if isinstance(d, int) else -1 for d in i.shape])
         results.append([to_tensor(np.asarray(a)) for a in session.run(names, fed)])
     pairs = zip(names, *results, strict=True)

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from statistics import mean
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -126,13 +126,16 @@ class Row:
 
 def read_rows(path: Path) -> Iterator[Row]:
     """Rows without tensor parallelism."""
-    names = ("# GPUs", "global batch", "micro batch", "hidden size", "attention heads", "# layers")
-    names += ("sequence length", "data parallelism", "pipeline parallelism")
+    names = [
+        "# GPUs", "global batch", "micro batch", "hidden size", "attention heads", "# layers",
+        "sequence length", "data parallelism", "pipeline parallelism",
+    ]  # fmt: skip
     with path.open(encoding="utf-8-sig") as file:
         for row in csv.DictReader(file):
             if int(row["tensor parallelism"]) == 1:
                 numbers = [int(row[name]) for name in names]
-                yield Row(path.name, *numbers, float(row["iteration time (ms)"]) / 1e3)
+                fields: list[Any] = [path.name, *numbers, float(row["iteration time (ms)"]) / 1e3]
+                yield Row(*fields)
 
 
 class Both(NamedTuple):

@@ -63,7 +63,9 @@ class Truth:
     backward: Outcome = field(default_factory=dict)
 
 
-def truths(stages: Sequence[StageProgram], weights: Values, inputs: Values) -> list[Truth]:
+def truths(
+    stages: Sequence[StageProgram], weights: Mapping[str, Tensor], inputs: Values
+) -> list[Truth]:
     """F of all stages in torch, then B of all."""
     found, values, back = list[Truth](), Values(), Values()
     for stage in stages:

@@ -66,13 +66,13 @@ def _run_measured(folder: Path) -> Path:
     _pipec(folder, "profile", "out", "--optimizer", "adamw:lr=0.01", "-o", "costs.json")
     _pipec(folder, *compiled, "-o", "out", "--costs", "costs.json")
     (folder / "verify.json").write_text(_pipec(folder, "verify", "out", "--json"))
-    found = {"metrics": folder / "metrics.jsonl", "trace": folder / "trace.json"}
+    metrics, trace = folder / "metrics.jsonl", folder / "trace.json"
     _pipec(
         folder, "run", "out", "--rounds", "20", "--optimizer", "adamw:lr=0.01",
-        "--metrics", found["metrics"], "--trace", found["trace"],
+        "--metrics", metrics, "--trace", trace,
     )  # fmt: skip
-    page = folder / "measured.html"
-    return pipec.report(folder / "out", page, verified=folder / "verify.json", **found)
+    page, verified = folder / "measured.html", folder / "verify.json"
+    return pipec.report(folder / "out", page, verified=verified, metrics=metrics, trace=trace)
 
 
 def _pipec(folder: Path, *words: object) -> str:

@@ -39,7 +39,8 @@ class Layer(nn.Module):
             t.view(1, LENGTH, HEADS, -1).transpose(1, 2) for t in self.qkv(x).chunk(3, dim=-1)
         )
         found = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-        return x + self.out(found.transpose(1, 2).reshape(1, LENGTH, WIDTH))
+        mixed: Tensor = self.out(found.transpose(1, 2).reshape(1, LENGTH, WIDTH))
+        return x + mixed
 
 
 class Masked(nn.Module):
@@ -124,7 +125,7 @@ def measure(variant: Variant, rate: float, rounds: int) -> float:
     subprocess.run(
         ["unshare", "--net", "sh", "-c", script], env=environment, check=True, capture_output=True
     )
-    steps = [json.loads(line)["seconds"] for line in metrics.read_text().splitlines()]
+    steps: list[float] = [json.loads(line)["seconds"] for line in metrics.read_text().splitlines()]
     return statistics.median(steps[1:])
 
 

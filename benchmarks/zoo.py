@@ -90,7 +90,7 @@ def locate(entry: Row) -> Path:
     if "path" in entry:
         return Path(entry["path"])
     if "export" in entry:
-        path = CACHE / "exports" / entry["export"] / "model.onnx"
+        path: Path = CACHE / "exports" / entry["export"] / "model.onnx"
         if not path.is_file():
             path.parent.mkdir(parents=True, exist_ok=True)
             command = [sys.executable, "-m", "benchmarks._zoo_exports", entry["export"], str(path)]
@@ -104,9 +104,8 @@ def locate(entry: Row) -> Path:
 
 def run_model(entry: Row, worker: "Worker") -> list[Row]:
     """The verdicts on one model, one per target."""
-    name = (
-        entry.get("name") or entry.get("export") or Path(entry.get("file", entry.get("path"))).stem
-    )
+    file = str(entry.get("file", entry.get("path")))
+    name = entry.get("name") or entry.get("export") or Path(file).stem
     origin = f"{entry['package']} {entry['version']}" if "package" in entry else "made here"
     row = {"model": name, "origin": origin}
     try:

@@ -37,12 +37,12 @@ Settings = dict[str, str | list[str] | None] | None
 
 def build_editable(directory: str, settings: Settings = None, metadata: str | None = None) -> str:
     """Build the editable wheel as setuptools does; `metadata` may be the folder prepared before."""
-    return build_meta.build_editable(directory, settings, metadata)
+    return str(build_meta.build_editable(directory, settings, metadata))
 
 
 def prepare_metadata_for_build_wheel(directory: str, settings: Settings = None) -> str:
     """Write the `.dist-info` folder below `directory`, the bill of materials in it; its name."""
-    name = build_meta.prepare_metadata_for_build_wheel(directory, settings)
+    name = str(build_meta.prepare_metadata_for_build_wheel(directory, settings))
     sboms = Path(directory, name, "sboms")
     sboms.mkdir()
     shutil.copyfile(SBOM, sboms / SBOM.name)
@@ -55,7 +55,7 @@ def build_wheel(directory: str, settings: Settings = None, metadata: str | None 
     with tempfile.TemporaryDirectory() as folder:
         if metadata is None:
             metadata = str(Path(folder, prepare_metadata_for_build_wheel(folder, settings)))
-        name = build_meta.build_wheel(folder, settings, metadata)
+        name = str(build_meta.build_wheel(folder, settings, metadata))
         copy_reproducibly(Path(folder, name), Path(directory, name))
     return name
 

@@ -46,7 +46,7 @@ def main() -> None:
     """Write both files."""
     names = needed("pipec", ("train", "report"), set()) - {APART}
     tested = {
-        canonicalize_name(line.split("==")[0]): line
+        str(canonicalize_name(line.split("==")[0])): line
         for line in (ROOT / "constraints.txt").read_text().split()
     }
     if missing := sorted(names - set(tested)):

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 from pipec.schedule.lower import lower
-from pipec.schedule.registry import find_generator, names
+from pipec.schedule.registry import find_generator, generate, names
 from pipec.simulate.draw_svg import svg
 from pipec.simulate.simulate import simulate
 from pipec.simulate.timeline import Timeline
@@ -24,7 +24,7 @@ def timeline(name: str) -> Timeline:
     stages = 2 * DEVICES if name in CHUNKED else DEVICES
     stages = DEVICES // 2 if name == "pipefb" else stages
     share = DEVICES / stages
-    schedule = lower(find_generator(name)(stages, MICROBATCHES))
+    schedule = lower(generate(name, stages, MICROBATCHES))
     return simulate(schedule, Times.uniform(stages, share, 2 * share))
 
 

@@ -39,7 +39,8 @@ def train(correction: Correction, warm_up: int, seed: int) -> float:
         pipeline.run(warm_up)
         pipeline.load(order)
     pipeline.run(1)
-    return accuracy(model, pipeline.state_dict())
+    reached: float = accuracy(model, pipeline.state_dict())
+    return reached
 
 
 for name, (correction, warm_up) in VARIANTS.items():

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Iterator
 from functools import partial
 
 import torch
@@ -18,13 +19,13 @@ cosine = partial(get_cosine_schedule_with_warmup, num_warmup_steps=3, num_traini
 EXAMPLE = torch.zeros(5, 12, dtype=torch.long)  # a microbatch
 
 
-def adamw(named):
+def adamw(named: list[tuple[str, torch.nn.Parameter]]) -> torch.optim.Optimizer:
     matrices, others = ([p for p in named if (p[1].ndim > 1) == k] for k in (True, False))
     groups = [{"params": p, "weight_decay": d} for p, d in ((matrices, 0.1), (others, 0.0)) if p]
     return torch.optim.AdamW(groups, lr=1e-2)
 
 
-def batches(start, end):
+def batches(start: int, end: int) -> Iterator[dict[str, torch.Tensor]]:
     for k in range(start, end):
         order = torch.Generator().manual_seed(k // 5)
         (tokens,) = list(DataLoader(data, batch_size=20, shuffle=True, generator=order))[k % 5]
@@ -36,7 +37,8 @@ if __name__ == "__main__":
         devices=f"{os.environ['WORLD_SIZE']}xcpu", schedule="1f1b", microbatches=4)  # fmt: skip
     with pipec.Pipeline(plan, optimizer=adamw, scheduler=cosine, clip=1.0, model=model) as pipeline:
         start = pipeline.resume(f"{sys.argv[1]}/checkpoints")
-        losses = [pipeline.step(batch).loss for batch in batches(start, int(sys.argv[2]))]
+        losses: list[float | None] = []
+        losses += [pipeline.step(batch).loss for batch in batches(start, int(sys.argv[2]))]
         pipeline.save(f"{sys.argv[1]}/checkpoints")
         losses.append(pipeline.evaluate(batches(0, 5)).loss)
         pipeline.save_pretrained(model, sys.argv[1])

@@ -16,7 +16,7 @@ from pipec.frontends.torch_module import from_module
 from pipec.runtime.executor import Settings
 from pipec.runtime.local import LocalPipeline
 
-TEXT = torch.tensor(list(str(metadata("pipec").get_payload()).encode()))  # the README
+TEXT = torch.tensor(list(metadata("pipec")["Description"].encode()))  # the README
 ROWS, LENGTH, MICROBATCHES, ROUNDS = 4, 32, 4, 40
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks.rtl.style import Style
 from benchmarks.rtl.units import BITS, SALTED, unit_of
 
-Json = Mapping[str, Any]
+Json = dict[str, Any]
 SOURCES = ("stage_top.sv", "bench.sv", "top.sv")
 
 
