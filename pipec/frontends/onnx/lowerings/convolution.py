@@ -56,14 +56,12 @@ def _find_pads(
     rank = len(full)
     mode, wanted = ctx.attr("auto_pad", "NOTSET"), ctx.attr("output_shape")
     if wanted is None and mode in ("SAME_UPPER", "SAME_LOWER"):
-        wanted = [n * s for n, s in zip(x.shape[2:], strides, strict=True)]
+        natural = [f + e for f, e in zip(full, extra, strict=True)]
+        wanted = [min(n * s, f) for n, s, f in zip(x.shape[2:], strides, natural, strict=True)]
     if wanted is None:
         pads = ctx.attr("pads") or [0] * (2 * rank)
         return ([0] * rank, [0] * rank) if mode == "VALID" else (pads[:rank], pads[rank:])
     totals = [f + e - n for f, e, n in zip(full, extra, wanted[-rank:], strict=True)]
     # A negative total makes the output larger than natural: all of it goes to the end.
-    small = [t // 2 if t > 0 else 0 for t in totals]
-    large = [t - s for t, s in zip(totals, small, strict=True)]
-    if mode == "SAME_UPPER" or min(totals) < 0:
-        return small, large
-    return large, small
+    begin = [max(t + (mode != "SAME_UPPER"), 0) // 2 for t in totals]
+    return begin, [t - b for t, b in zip(totals, begin, strict=True)]

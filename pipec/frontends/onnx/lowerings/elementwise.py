@@ -187,7 +187,8 @@ def bit_shift(ctx: Context, a: Tensor, b: Tensor) -> Result:
     if ctx.attr("direction") == "LEFT":
         return narrow(torch.bitwise_left_shift(x, y), a)
     if a.dtype == torch.uint64:  # the sign bit must not be copied: clear it after the first shift
-        once = torch.bitwise_right_shift(x, torch.clamp(y, max=1)) & (2**63 - 1)
+        once = torch.bitwise_right_shift(x, torch.clamp(y, max=1))
+        once = torch.bitwise_and(once, 2**63 - 1)
         shifted = torch.bitwise_right_shift(once, torch.clamp(y - 1, min=0))
         return narrow(torch.where(y == 0, x, shifted), a)
     return narrow(torch.bitwise_right_shift(x, y), a)
@@ -301,10 +302,10 @@ def prelu(ctx: Context, x: Tensor, slope: Tensor) -> Result:
     """Slope per element or channel below zero."""
     if ctx.version < 7 and slope.dim() == 1 and x.dim() > 1:
         slope = slope.reshape((-1,) + (1,) * (x.dim() - 2))
-    per_channel = slope.dim() == x.dim() - 1 and slope.numel() == slope.shape[0]
-    if per_channel and x.dim() > 1 and slope.numel() in (1, x.shape[1]):
+    per_channel = slope.dim() == x.dim() - 1 > 0 and slope.numel() == slope.shape[0]
+    if x.is_floating_point() and per_channel and slope.numel() in (1, x.shape[1]):
         return fn.prelu(x, slope.reshape(-1))
-    return narrow(torch.where(x < 0, widen(x) * widen(slope), widen(x)), x)
+    return narrow(torch.where(widen(x) < 0, widen(x) * widen(slope), widen(x)), x)
 
 
 @lowering("Gelu")

@@ -7,7 +7,7 @@ from torch.nn import functional as fn
 
 from pipec.frontends.onnx.context import Context, Result, lowering, scalar
 from pipec.frontends.onnx.fold import MOST_ELEMENTS
-from pipec.frontends.onnx.lowerings.unsigned import is_wide_unsigned, narrow, to_ordered, widen
+from pipec.frontends.onnx.lowerings.unsigned import narrow, to_ordered, widen
 from pipec.frontends.onnx.refusals import Refused
 from pipec.frontends.onnx.values import Value, ints, torch_dtype, type_of
 from pipec.graph.arrays import Array
@@ -20,10 +20,10 @@ def gather(ctx: Context, x: Tensor, index: Value) -> Result:
     if isinstance(index, np.ndarray) and index.ndim == 0:
         return x.select(axis, int(index))
     places = ctx.tensor(index).to(torch.int64)
-    wide = widen(x)
-    if axis == 0:
-        return narrow(wide[places], x)
-    return narrow(wide[(slice(None),) * axis + (places,)], x)
+    # as one place of a row, or torch would ask for its number
+    row = places.reshape(1) if places.dim() == 0 else places
+    picked = narrow(widen(x)[(slice(None),) * axis + (row,)], x)
+    return picked if row is places else picked.squeeze(axis)
 
 
 def _wrap(index: Tensor, size: int) -> Tensor:
@@ -130,9 +130,7 @@ def compress(ctx: Context, x: Tensor, condition: Array) -> Result:
     places = np.flatnonzero(condition)
     axis = ctx.attr("axis")
     source = x.reshape(-1) if axis is None else x
-    if is_wide_unsigned(x):
-        raise Refused("picking from unsigned numbers")
-    return source.index_select(axis or 0, ctx.tensor(places))
+    return narrow(widen(source).index_select(axis or 0, ctx.tensor(places)), x)
 
 
 @lowering("EyeLike")

@@ -124,13 +124,15 @@ def slice_(
     where = list(range(len(first))) if where is None else where
     step = [1] * len(first) if steps is None else ints(steps)
     for axis, a, b, s in zip(where, first, last, step, strict=True):
-        x = _slice(ctx, x, axis, range(x.shape[axis])[slice(a, _end(b, s, x.shape[axis]), s)])
+        x = _slice(ctx, x, axis, range(x.shape[axis])[_range(a, b, s, x.shape[axis])])
     return x
 
 
-def _end(end: int, step: int, size: int) -> int | None:
-    """A Python slice's end: below ``-size`` a negative step runs to the first element."""
-    return None if step < 0 and end < -size else end
+def _range(start: int, end: int, step: int, size: int) -> slice:
+    """A Python slice: a negative step starts at the first element at least, and may end with it."""
+    if step > 0:
+        return slice(start, end, step)
+    return slice(max(start, -size), None if end < -size else end, step)
 
 
 def _slice(ctx: Context, x: Tensor, axis: int, places: range) -> Tensor:
@@ -142,8 +144,8 @@ def _slice(ctx: Context, x: Tensor, axis: int, places: range) -> Tensor:
         )
         return sliced
     if len(places) == x.shape[axis]:
-        return x.flip(axis)
-    return x.index_select(axis, ctx.tensor(np.array(places, np.int64)))
+        return narrow(widen(x).flip(axis), x)
+    return narrow(widen(x).index_select(axis, ctx.tensor(np.array(places, np.int64))), x)
 
 
 @lowering("Pad", known=(1, 2, 3))

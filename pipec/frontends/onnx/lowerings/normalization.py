@@ -58,7 +58,9 @@ def _batch_training(
 @lowering("InstanceNormalization")
 def instance_normalization(ctx: Context, x: Tensor, scale: Tensor, bias: Tensor) -> Result:
     """Each plane by its own statistics."""
-    return fn.instance_norm(x, weight=scale, bias=bias, eps=ctx.attr("epsilon", 1e-5))
+    epsilon = ctx.attr("epsilon", 1e-5)
+    # not that of `functional`, which refuses planes of one element
+    return torch.instance_norm(x, scale, bias, None, None, True, 0.0, epsilon, False)
 
 
 @lowering("GroupNormalization")
@@ -67,7 +69,7 @@ def group_normalization(ctx: Context, x: Tensor, scale: Tensor, bias: Tensor) ->
     groups, epsilon = ctx.attr("num_groups"), ctx.attr("epsilon", 1e-5)
     if ctx.version < 21 and scale.numel() == groups != x.shape[1]:
         scale, bias = (t.repeat_interleave(x.shape[1] // groups) for t in (scale, bias))
-    return fn.group_norm(x, groups, scale.to(x.dtype), bias.to(x.dtype), epsilon)
+    return torch.group_norm(x, groups, scale.to(x.dtype), bias.to(x.dtype), epsilon)
 
 
 @lowering("LayerNormalization")

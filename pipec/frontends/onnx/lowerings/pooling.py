@@ -21,7 +21,10 @@ _CONV = {1: fn.conv1d, 2: fn.conv2d, 3: fn.conv3d}
 def _make_window(ctx: Context, x: Tensor) -> Window:
     if x.dim() - 2 not in _MAX:
         raise Refused(f"pooling of {x.dim() - 2} spatial dimensions; want 1 to 3")
-    return window(ctx, tuple(x.shape[2:]), tuple(ctx.attr("kernel_shape", ())))
+    shape = window(ctx, tuple(x.shape[2:]), tuple(ctx.attr("kernel_shape", ())))
+    if ctx.attr("auto_pad", "NOTSET").startswith("SAME") and max(shape.dilations) > 1:
+        raise Refused("auto_pad SAME with dilations, which engines leave out of it", final=True)
+    return shape
 
 
 def _fits_torch(shape: Window) -> bool:

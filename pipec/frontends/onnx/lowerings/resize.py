@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from pipec.frontends.onnx.context import Context, Result, lowering
@@ -87,22 +86,21 @@ def _resize(
         raise Refused("resizing unsigned numbers")
     if mode not in ("nearest", "linear", "cubic"):
         raise Refused(f"mode {mode!r}", final=True)
-    y = x if mode == "nearest" or x.is_floating_point() else x.to(torch.float32)
     if sizes is None:  # 14 of 5 * 2.8, in 32 bits
         sizes = [int(np.float32(n) * np.float32(s)) for n, s in zip(x.shape, scales, strict=True)]
     if sizes == list(x.shape):
         return x  # onnxruntime copies, whatever the scales
+    if mode != "nearest" and not x.is_floating_point():
+        raise Refused("integers between integers, which engines cut off or round")
     for axis, (scale, size) in enumerate(zip(scales, sizes, strict=True)):
         if scale == 1 and size == x.shape[axis]:
             continue
         at = _coordinates(coordinates, x.shape[axis], size, scale, mode == "nearest")
         if mode == "nearest":
-            y = y.index_select(axis, ctx.tensor(_nearest(at, nearest, x.shape[axis])))
+            x = x.index_select(axis, ctx.tensor(_nearest(at, nearest, x.shape[axis])))
         else:
-            y = _blend(ctx, y, axis, _taps(ctx, at, mode, x.shape[axis]))
-    if not x.is_floating_point() and mode != "nearest":
-        y = torch.round(y)
-    return y.to(x.dtype)
+            x = _blend(ctx, x, axis, _taps(ctx, at, mode, x.shape[axis]))
+    return x
 
 
 def _coordinates(mode: str, size: int, new: int, scale: float, single: bool) -> Array:

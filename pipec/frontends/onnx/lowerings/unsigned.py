@@ -21,7 +21,7 @@ def narrow(result: Tensor, like: Tensor) -> Tensor:
 
 def to_ordered(t: Tensor) -> Tensor:
     """Unsigned 64-bit bits as signed numbers of the same order, and such numbers back."""
-    return t.to(torch.int64) ^ _LOWEST
+    return torch.bitwise_xor(t.to(torch.int64), _LOWEST)
 
 
 def is_wide_unsigned(t: Tensor) -> bool:
