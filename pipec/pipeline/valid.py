@@ -28,11 +28,14 @@ _LOSSES = (
     "aten.nll_loss2d_forward.default",
 )
 """Ops of scores, target, class weights, reduction and ignored index."""
-_SUMS = ("aten.sum.", "aten.nansum.", "aten.cumsum.", "aten.dot.", "aten.trace.")
+_SUMS = (
+    *("aten.sum.", "aten.nansum.", "aten.cumsum.", "aten.dot.", "aten.trace."),
+    *("aten.prod.", "aten.norm.", "aten.linalg_vector_norm."),
+)
 _PRODUCTS = ("aten.einsum.", "aten.matmul.", "aten.inner.", "aten.tensordot.", "aten.bmm.")
 _PASSED = ("aten._to_copy", "aten.alias", "aten.clone", "aten.detach", "getitem")
 _SHAPES = "stack cat select expand squeeze unsqueeze view reshape"
-_FACTORS = "mul add sub rsub neg lerp where mean"
+_FACTORS = "mul add sub rsub neg lerp where mean pow square sqrt exp"
 _LINEAR = (*(f"aten.{n}." for n in f"{_SHAPES} {_FACTORS}".split()), *_SUMS, *_PRODUCTS)
 """Ops on scalars through which a sum stays a sum."""
 _BOUNDED = ("aten.clamp", "aten.maximum.")
@@ -65,10 +68,8 @@ def counts_of(graph: Graph, rows: Count) -> list[Count]:
         count = None
         if name in _LOSSES:
             count = _cross_entropy(graph, node, rows)
-        elif (
-            name == "aten.div.Tensor" and node.args[1] in parts and _is_sum(node.args[0], compiled)
-        ):
-            count = _divisor(graph, node.args[1])
+        elif name == "aten.div.Tensor" and node.args[1] in parts:
+            count = _quotient(graph, node, compiled, rows)
         elif name.startswith("aten.nanmean."):
             raise _unknown(node)
         if count is not None:
@@ -77,7 +78,7 @@ def counts_of(graph: Graph, rows: Count) -> list[Count]:
             free |= not _keeps_sums(node, compiled, read)
             todo += [(n, free) for n in parts if _is_real(n.meta["val"])]
         elif name and parts:
-            if _is_sum(node, compiled) and not free:
+            if _reduction(node, compiled) == _SUM and not free:
                 raise _no_mean(node)
             found["rows"] = rows
     return list(found.values()) or [rows]
@@ -104,18 +105,22 @@ def _is_real(value: object) -> bool:
 
 
 def _keeps_sums(node: fx.Node, rows: int, read: set[str]) -> bool:
-    """Whether a sum stays one: no function of it is taken, and nothing may be what divides it.
-
-    That is a constant like one over a number of rows, not 0.5.
-    """
+    """Whether a sum stays one: it is in no quotient of sums, and no constant counts its rows."""
     name, factors = op_name(node), [a for a in node.args if isinstance(a, int | float)]
     if name.startswith("aten.div."):
         if getattr(node.args[1], "name", None) in read:  # of a sum alone it would be what counts
-            return _is_sum(node.args[0], rows)
-        return not any(abs(f) > 1 or f == rows for f in factors)
-    if name.startswith("aten.mul.") and any(abs(f) < 0.5 for f in factors):
+            return _reduction(node.args[0], rows) == _SUM
+        return not any(_counts_rows(f, rows) for f in factors)
+    if name.startswith("aten.mul.") and any(_counts_rows(1 / f, rows) for f in factors if f):
         return False
     return name.startswith(_LINEAR) or any(p in name for p in _PASSED)
+
+
+def _counts_rows(factor: float, rows: int) -> bool:
+    """Whether a constant is a multiple of the rows, or the root of one, as below a norm; not 2."""
+    number = factor if abs(factor - round(factor)) < 1e-6 * abs(factor) else factor**2
+    times = round(number / rows)
+    return bool(times) and abs(number - times * rows) < 1e-6 * abs(number)
 
 
 def _unknown(node: fx.Node) -> PlanError:
@@ -195,26 +200,38 @@ def _may_be(graph: Graph, target: fx.Node, index: int) -> bool:
     return any(bool((w == index).any()) for w in held if not w.is_floating_point())
 
 
-def _is_sum(node: object, rows: int) -> bool:
-    """Whether a scalar adds up over the rows: the innermost reduction that takes them says so."""
-    found = False
+def _reduction(node: object, rows: int) -> int | None:
+    """Whether a scalar is a sum or a mean over the rows: the innermost reduction of them says so.
+
+    None of a mean over the valid targets, and where none is found.
+    """
+    found = None
     while isinstance(node, fx.Node) and node.op == "call_function":
         name = op_name(node)
         if (reduction := _argument(node, "reduction")) in {_MEAN, _SUM}:
-            return bool(reduction == _SUM)
+            return None if reduction == _MEAN and name in _LOSSES else reduction
         if name.startswith(_PRODUCTS) and not tensor(node).dim():
-            return True
+            return _SUM
         if name.startswith((*_SUMS, "aten.mean.")):
             dims, shape = _argument(node, "dim"), tensor(node.all_input_nodes[0]).shape
             dims = [dims] if isinstance(dims, int) else dims
             if not dims or len(dims) == len(shape) or (
                 any(d % len(shape) == 0 for d in dims) and shape[0] % rows == 0
             ):  # fmt: skip
-                found = name.startswith(_SUMS)
+                found = _SUM if name.startswith(_SUMS) else _MEAN
         elif not any(p in name for p in (*_PASSED, "aten.neg.", "aten.select.")):
             break
         node = node.args[0]
     return found
+
+
+def _quotient(graph: Graph, node: fx.Node, compiled: int, rows: Count) -> Count | None:
+    """What a sum is divided by, or a mean, which is a sum over the number of rows, by another."""
+    above, below = (_reduction(n, compiled) for n in node.args[:2])
+    count = _divisor(graph, node.args[1]) if above == _SUM or above == below == _MEAN else None
+    if count is None or above == _SUM:
+        return count
+    return lambda inputs: count(inputs) * rows(inputs)
 
 
 def _divisor(graph: Graph, node: object) -> Count | None:

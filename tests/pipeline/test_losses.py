@@ -70,11 +70,16 @@ SUMS: dict[str, tuple[Callable[..., Tensor], Tensor]] = {
     "a mean of sums": (lambda y, t: (y - t).square().sum(0).mean(), ROWS),
     "nansum": (lambda y, t: (y - t).nansum(), ROWS),
     "dot": (lambda y, t: torch.dot(y.flatten(), t.flatten()), ROWS),
+    "half a sum": (lambda y, t: (y - t).square().sum() / 2, ROWS),
+    "a sum over a width": (lambda y, t: (y - t).square().sum() / t.shape[1], ROWS),
+    "a small part of a sum": (lambda y, t: 0.1 * (y - t).square().sum(), ROWS),
 }  # fmt: skip
 MEANS: dict[str, Callable[..., Tensor]] = {
     "mse_loss": F.mse_loss,
     "per row": lambda y, t: (y - t).square().sum(1).mean(),
     "per column": lambda y, t: -(y - t).square().mean(0).neg().sum(),
+    "over all numbers": lambda y, t: (y - t).square().sum() / t.numel(),
+    "times one over the rows": lambda y, t: (y - t).square().sum() * (1 / len(t)),
     "per task": lambda y, t: torch.stack([(y - t).square().mean(1), y.abs().mean(1)]).sum(0).mean(),
 }
 
@@ -146,6 +151,10 @@ COUNTED: dict[str, Callable[..., Tensor]] = {
     "viewed": lambda y, t: LOSS(y, t)[None].sum(),
     "bounded": lambda y, t: LOSS(y, t).clamp(max=100),
     "own labels": lambda y, t: LOSS(y, y.detach().argmax(-1)),
+    "a mean over a mean": lambda y, t: (
+        (LOSS(y, t, reduction="none") * WEIGHTS[t.clamp(min=0)]).mean()
+        / (WEIGHTS[t.clamp(min=0)] * (t >= 0)).mean()
+    ),
     "over a row": lambda y, t: LOSS(y, t.clamp(min=0), reduction="none").sum() / len(t),
 }  # fmt: skip
 UNKNOWN: dict[str, Callable[..., Tensor]] = {
@@ -156,6 +165,9 @@ UNKNOWN: dict[str, Callable[..., Tensor]] = {
     "adds up, product": lambda y, _: y.flatten() @ y.flatten(),
     "adds up, einsum": lambda y, _: torch.einsum("bi,bi->", y, y),
     "adds up, step by step": lambda y, _: y.square().flatten().cumsum(0)[-1],
+    "adds up, squared": lambda y, _: y.square().sum() ** 2,
+    "adds up, norm": lambda y, t: LOSS(y, t) + 0.1 * y.norm(),
+    "adds up, product of all": lambda y, _: (1 + y.square()).prod(),
     "adds up, one column": lambda y, _: y.square().sum(0)[0],
 }
 
