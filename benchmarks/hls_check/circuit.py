@@ -125,6 +125,8 @@ class Circuit(Body):
             per = most[base_name(name)]
             per[varies] = max(count, per[varies])
         needs = [(math.ceil(per.total() / 2), name) for name, per in most.items()]
+        outside = Counter((name, kind) for name, kind, _ in words if self._is_outside(name))
+        needs += [(count, name) for (name, _), count in outside.items()]  # a port for each kind
         return max([(1, ""), *needs])
 
     # Words that are written and read again

@@ -25,6 +25,10 @@ class stream<T, 0> {
   explicit stream(const char * = "") {}
   void write(const T &token) { *static_cast<T *>(pipec_fifo_write(this)) = token; }
   T read() { return *static_cast<const T *>(pipec_fifo_read(this)); }
+  void read(T &token) { token = read(); }
+  void operator<<(const T &token) { write(token); }
+  void operator>>(T &token) { token = read(); }
+  bool full() const { return pipec_fifo_read(this) == nullptr; }
   bool empty() const { return pipec_fifo_read(this) == nullptr; }
   bool read_nb(T &token) {
     const void *found = pipec_fifo_read(this);

@@ -34,6 +34,16 @@ MUX, GATE, STORE, RAM = 0.35, 0.25, 0.6, 1.2
 """Nanoseconds: a multiplexer, a logic gate, into a RAM, out of a RAM behind its cycle."""
 
 
+def is_power(number: str) -> bool:
+    """Whether a number is a constant power of two.
+
+    Example:
+        >>> [is_power(x) for x in ("8", "1", "12", "0", "%k")]
+        [True, True, False, False, False]
+    """
+    return number.isdigit() and int(number) > 0 and not int(number) & (int(number) - 1)
+
+
 @dataclass(frozen=True)
 class Delays:
     """Delays at one clock.
@@ -65,6 +75,8 @@ class Delays:
         return 0.35 + 0.017 * bits
 
     @staticmethod
-    def compare(bits: int) -> float:
-        """A comparison in fabric."""
-        return 0.30 + 0.015 * bits
+    def compare(bits: int, constant: str = "") -> float:
+        """A comparison in fabric; with a power of two only the bits above it are compared."""
+        number = abs(int(constant)) if constant.lstrip("-").isdigit() else 0
+        power = next((n for n in (number, number + 1) if n > 1 and is_power(str(n))), 1)
+        return 0.30 + 0.015 * (bits + 1 - power.bit_length())

@@ -32,7 +32,7 @@ from benchmarks.hls_check.found import (
     plain_name,
 )
 from benchmarks.hls_check.ir import Function, Instruction, Loop
-from benchmarks.hls_check.operators import GATE, MUX, RAM, STORE, Delays
+from benchmarks.hls_check.operators import GATE, MUX, RAM, STORE, Delays, is_power
 from benchmarks.hls_check.schedule import ends_of, find_inner_sums, find_terms, longer_cycle
 from pipec.errors import BackendError
 
@@ -458,14 +458,16 @@ class Body:
             array = self._object(i.values[-1])[0]
             return STORE if not array or self.is_memory(array) else MUX
         if i.op == "icmp":
-            return 0.0 if ("slt" in i.rest and last == "0") or last == "-1" else d.compare(bits)
+            free = ("slt" in i.rest and last == "0") or last == "-1"
+            return 0.0 if free else d.compare(bits, last)
         if i.op == "phi" and i.block == self.loop.header:
             return 0.0
         fixed = {"select": MUX, "phi": MUX, "fneg": GATE}
         fixed |= dict.fromkeys(("and", "or", "xor"), GATE)
         fixed |= dict.fromkeys(("add", "sub"), d.add(bits))
         fixed |= dict.fromkeys(("shl", "lshr", "ashr"), 0.0 if last.isdigit() else 5 * MUX)
-        fixed |= dict.fromkeys(("sdiv", "udiv", "srem", "urem"), d.cycles(bits + 3))
+        divided = d.add(bits) if is_power(last) else d.cycles(bits + 3)
+        fixed |= dict.fromkeys(("sdiv", "udiv", "srem", "urem"), divided)
         fixed["mul"] = d.core("mul" if bits <= 32 else "wide_mul")
         return fixed.get(i.op, 0.0)
 

@@ -12,14 +12,18 @@ from pipec.errors import BackendError
 _NO_CODE = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.DOTALL)
 """Comments and strings."""
 _FOR = re.compile(r"(?:\b(\w+)\s*:\s*)?\bfor\s*\(")
-_HEAD = re.compile(r"^void\s+(\w+)\s*\(", re.MULTILINE)
+_DEFINITION = re.compile(r"\b(struct|class|union|enum|namespace|extern)\b[^;(){]*\{|\b(\w+)\s*\(")
+_LINES_OF_TOOLS = re.compile(r"^[ \t]*#(?:[^\n]*\\\n)*[^\n]*", re.MULTILINE)
 _PARTITION = re.compile(r"#pragma HLS array_partition (.*)", re.IGNORECASE)
 _OUTSIDE = re.compile(r"^ *#pragma HLS (?i:interface) m_axi port *= *(\w+)", re.MULTILINE)
 _UNROLL = re.compile(r"#pragma HLS unroll(?: +factor *= *(\d+))?", re.IGNORECASE)
 _PIPELINE = re.compile(r"#pragma HLS pipeline\b(?: +II *= *(\d+))?", re.IGNORECASE)
 _ARRAY = re.compile(r"(\w+)((?:\[[^\]]*\])+)\s*(?=[,)\n])")
-_LOCAL = re.compile(r"^\s*float (\w+)((?:\[[^\]]*\])+);", re.MULTILINE)
-_CALL = re.compile(r"\b(\w+)\(([^;{]*?)\);")
+_LOCAL = re.compile(
+    r"^\s*(?!return\b|else\b|case\b)[\w:<>, ]*\w>? +(\w+)((?:\[[^\]]*\])+)\s*[;=]", re.MULTILINE
+)
+_CALL = re.compile(r"\b(\w+)(?:<[^;()]*>)?\(([^;{]*?)\);")
+_INLINE = re.compile(r"#pragma HLS inline\b(?! *(?:off|recursive))", re.IGNORECASE)
 _COMMA = re.compile(r",(?![^<]*>)")
 Banks = dict[int, tuple[str, int]]
 """Kind and factor of a partition by dimension, counted from 1; dimension 0 for all of them."""
@@ -104,41 +108,112 @@ def find_closing(text: str, at: int, pair: str) -> int:
     raise BackendError(f"nothing closes {pair}")
 
 
+@dataclass(frozen=True)
+class SourceFunction:
+    """A function of a source file.
+
+    Attributes:
+        name: Its name.
+        begin: Where its type begins, behind ``template <...>``.
+        given: Where the parenthesis of its parameters opens; ``closed`` where it closes.
+        end: Where its body ends; that of a declaration is where its parameters do.
+    """
+
+    name: str
+    begin: int
+    given: int
+    closed: int
+    end: int
+
+    @property
+    def is_declaration(self) -> bool:
+        """Whether it has no body here."""
+        return self.end == self.closed
+
+
+def _blank(pattern: re.Pattern[str], text: str) -> str:
+    return pattern.sub(lambda m: re.sub(r"[^\n]", " ", m[0]), text)
+
+
+def _keep_code(text: str) -> str:
+    """A text without comments, strings and lines of the preprocessor, spaces in their places."""
+    return _blank(_LINES_OF_TOOLS, _blank(_NO_CODE, text))
+
+
+def find_functions(text: str) -> list[SourceFunction]:
+    """Functions of a source file outside of types, in its order, declarations included.
+
+    Example:
+        >>> text = "struct A { int f() { return 1; } };\\nint g(int);\\nint h(int x) { k(); }"
+        >>> [(f.name, f.is_declaration, text[f.begin : f.given]) for f in find_functions(text)]
+        [('g', True, 'int g'), ('h', False, 'int h')]
+    """
+    code, at, found = _keep_code(text), 0, list[SourceFunction]()
+    while match := _DEFINITION.search(code, at):
+        if match[1]:
+            inside = match[1] in {"namespace", "extern"}
+            at = match.end() if inside else find_closing(code, match.end() - 1, "{}") + 1
+            continue
+        begin = _skip(code, max(code.rfind(c, 0, match.start()) for c in ";{}") + 1)
+        if code.startswith("template", begin):
+            begin = _skip(code, find_closing(code, code.index("<", begin), "<>") + 1)
+        given = match.end() - 1
+        end = closed = find_closing(code, given, "()")
+        after = _skip(code, closed + 1)
+        if code.startswith("{", after):
+            end = find_closing(code, after, "{}")
+        typed = begin < match.start() and "=" not in code[begin:given]
+        if typed and code[after : after + 1] in {"{", ";"}:
+            found.append(SourceFunction(match[2], begin, given, closed, end))
+        at = end + 1
+    return found
+
+
+def _find_bodies(text: str) -> list[SourceFunction]:
+    return [f for f in find_functions(text) if not f.is_declaration]
+
+
 def find_loops(text: str) -> list[SourceLoop]:
     """The loops of a source file in its order, so that outer ones come first."""
     found: list[SourceLoop] = []
-    text = _NO_CODE.sub(lambda m: re.sub(r"[^\n]", " ", m[0]), text)
+    functions, text = _find_bodies(text), _blank(_NO_CODE, text)
     for m in _FOR.finditer(text):
         body = _skip(text, find_closing(text, text.index("(", m.end() - 1), "()") + 1)
         braces = text[body] == "{"
-        end = find_closing(text, body, "{}") if braces else _end_statement(text, body)
+        end = _end_statement(text, body)
         begin = m.start() if m[1] is None else text.index("for", m.end(1))
         around = [x for x in found if x.body <= begin < x.end]
         label = m[1] or f"VITIS_LOOP_{text.count(chr(10), 0, begin) + 1}"
-        function = ["", *(h[1] for h in _HEAD.finditer(text) if h.start() < begin)][-1]
+        function = next((f.name for f in functions if f.begin < begin < f.end), "")
         outer = around[-1] if around else None
         found.append(SourceLoop(label, begin, body, end, braces, outer, function))
     return found
 
 
 def _skip(text: str, at: int) -> int:
-    """The next place that is neither space nor comment."""
-    while match := re.compile(r"\s+|//[^\n]*").match(text, at):
+    """The next place that is neither space, comment nor pragma."""
+    while match := re.compile(r"\s+|//[^\n]*|#[^\n]*").match(text, at):
         at = match.end()
     return at
 
 
 def _end_statement(text: str, at: int) -> int:
-    if not text.startswith("for", at):
+    """Where the statement at a place ends."""
+    if text[at] == "{":
+        return find_closing(text, at, "{}")
+    if not (word := re.compile(r"(?:\w+\s*:\s*)?(for|while|if)\s*\(").match(text, at)):
         return text.index(";", at)
-    body = _skip(text, find_closing(text, text.index("(", at), "()") + 1)
-    return find_closing(text, body, "{}") if text[body] == "{" else _end_statement(text, body)
+    end = _end_statement(text, _skip(text, find_closing(text, word.end() - 1, "()") + 1))
+    after = _skip(text, end + 1)
+    if word[1] == "if" and re.compile(r"else\b").match(text, after):
+        return _end_statement(text, _skip(text, after + len("else")))
+    return end
 
 
 def own_text(text: str, loop: SourceLoop, loops: Sequence[SourceLoop]) -> str:
-    """The body of a loop up to the next loop."""
+    """A loop up to the next one."""
     after = [x.begin for x in loops if x.begin > loop.begin]
-    return text[loop.body : min([*after, loop.end])]
+    return text[loop.begin : min([*after, loop.end])]
 
 
 def read_target(own: str) -> int:
@@ -170,12 +245,16 @@ def translate(
         else:
             inserts[loop.body].insert(0, "{" + mark)
             inserts[loop.end + 1].append("}")
-    for head in _HEAD.finditer(text):
-        called = re.search(rf"^\s+{head[1]}\(", text, re.MULTILINE)  # constants are known inside
-        own = called and not re.search(rf"\b{head[1]}\(", headers)
-        inserts[head.start()].append("static " * bool(own) + "__attribute__((noinline)) ")
-        begin = text.index("(", head.start())
-        for a in _ARRAY.finditer(text, begin, find_closing(text, begin, "()") + 1):
+    functions, code = find_functions(text), _keep_code(text)
+    declared = {f.name for f in (*functions, *find_functions(headers)) if f.is_declaration}
+    for function in (f for f in functions if not f.is_declaration):
+        own = text[function.closed : function.end]
+        called = len(re.findall(rf"\b{function.name}\b", code)) > 1
+        local = called and function.name not in declared  # constants are known inside
+        merged = _INLINE.search(own) or (called and not _FOR.search(own))
+        kept = "inline __attribute__((always_inline)) " if merged else "__attribute__((noinline)) "
+        inserts[function.begin].append("static " * local + kept)
+        for a in _ARRAY.finditer(text, function.given, function.closed + 1):
             line = text[text.rfind("\n", 0, a.start()) + 1 : a.start()]
             if "//" not in line and "stream<" not in line:
                 inserts[a.start()].append("(*__restrict ")
@@ -205,12 +284,12 @@ def _read_shape(declared: str, text: str) -> tuple[int, ...]:
 
 def _read_partitions(text: str) -> dict[tuple[str, str], Banks]:
     """What the pragmas of a file say of its arrays, by function and variable."""
-    heads = [(m.start(), m[1]) for m in _HEAD.finditer(text)]
+    functions = _find_bodies(text)
     found: dict[tuple[str, str], Banks] = defaultdict(dict)
     for m in _PARTITION.finditer(text):
         words = dict(re.findall(r"(\w+)\s*=\s*(\w+)", m[1]))
         kind = next((k for k in ("cyclic", "block") if k in m[1]), "complete")
-        around = [name for at, name in heads if at < m.start()]
+        around = [f.name for f in functions if f.begin < m.start() < f.end]
         dim, factor = (words.get(key, default) for key, default in (("dim", "0"), ("factor", "1")))
         if around and "variable" in words and dim.isdigit() and factor.isdigit():
             found[around[-1], words["variable"]][int(dim)] = (kind, int(factor))
@@ -250,13 +329,10 @@ def read_places(text: str) -> dict[str, dict[str, Place]]:
 
 def _split(text: str) -> dict[str, tuple[list[str], str]]:
     """Parameters and body of every function."""
-    heads = [(m[1], text.index("(", m.start())) for m in _HEAD.finditer(text)]
-    ends = [*(m.start() for m in _HEAD.finditer(text)), len(text)][1:]
     found = {}
-    for (name, begin), end in zip(heads, ends, strict=True):
-        close = find_closing(text, begin, "()")
-        given = re.sub(r"//.*", "", text[begin + 1 : close])
-        found[name] = [p.strip() for p in _COMMA.split(given)], text[close:end]
+    for f in _find_bodies(text):
+        given = re.sub(r"//.*", "", text[f.given + 1 : f.closed])
+        found[f.name] = [p.strip() for p in _COMMA.split(given)], text[f.closed : f.end]
     return found
 
 

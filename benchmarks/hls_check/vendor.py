@@ -219,7 +219,7 @@ def measure_loops(
     """
     loops, places, seen = find_loops(text), read_places(text), set[int]()
     marked = match(rows, loops)
-    headers = "".join(_read(p) for p in sorted(beside.glob("*.h")))
+    headers = "".join(_read(p) for p in sorted(beside.glob("*.h*")))
     code = translate(text, loops, marked, headers)
     for function in functions(compile_to_ir(code, beside, reordered=script.tree)):
         for mark in (i for i in function if i.callee == "@pipec_loop"):
