@@ -72,8 +72,16 @@ struct As<T, std::enable_if_t<std::is_integral<T>::value || std::is_enum<T>::val
   static constexpr int bits = std::is_same<T, bool>::value ? 1 : 8 * sizeof(T);
   using type = Number<bits, bits, std::is_signed<T>::value>;
 };
+// A number without a fraction converts by itself, as in a switch or an index.
+template <typename Self, typename Held, bool WHOLE>
+struct Convertible {};
+template <typename Self, typename Held>
+struct Convertible<Self, Held, true> {
+  operator Held() const { return static_cast<const Self *>(this)->raw; }
+};
+
 template <int W, int I, bool S, ap_q_mode Q, ap_o_mode O>
-struct Number {
+struct Number : Convertible<Number<W, I, S, Q, O>, typename Native<W, S>::type, W == I> {
   static constexpr int bits = W, whole = I, fraction = W - I;
   static constexpr int width = W, iwidth = I;  // as the vendor calls them
   static constexpr bool is_signed = S;
@@ -133,10 +141,6 @@ struct Number {
     raw = Raw(value);
   }
 
-  template <typename T, std::enable_if_t<std::is_arithmetic<T>::value && (W == I), int> = 0>
-  operator T() const {
-    return T(raw);
-  }
   template <typename T, std::enable_if_t<std::is_arithmetic<T>::value && (W != I), int> = 0>
   explicit operator T() const {
     if constexpr (std::is_floating_point<T>::value)
