@@ -40,12 +40,12 @@ def value_of(pattern: int, bits: int, whole: int, signed: bool) -> Fraction:
 
 def convert(value: Fraction, modes: str, bits: int, whole: int) -> Fraction:
     """A value in a signed type, as UG1399 has it."""
-    unit = Fraction(1, 2 ** (bits - whole))
+    unit = Fraction(1, 1 << (bits - whole))
     steps = math.floor(value / unit + (Fraction(1, 2) if "RND" in modes else 0))
-    most = 2 ** (bits - 1) - 1
+    most = (1 << (bits - 1)) - 1
     if "SAT" in modes:
         return max(min(steps, most), -most - 1) * unit
-    return ((steps + most + 1) % 2**bits - most - 1) * unit
+    return ((steps + most + 1) % (1 << bits) - most - 1) * unit
 
 
 @pytest.mark.skipif(shutil.which("clang-14") is None, reason="needs clang-14")
