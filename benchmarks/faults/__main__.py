@@ -11,8 +11,8 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.faults.inject import Fault, faults, reseal
-from benchmarks.faults.models import FILES, MODULES, QUANTISED, make
+from benchmarks.faults.inject import Fault, faults, print_graphs, reseal
+from benchmarks.faults.models import FILES, MODULES, QUANTISED, TRAINED, make
 from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.driver import emit, make_plan
 from pipec.compiler.verify import verify_artifacts
@@ -49,6 +49,7 @@ def try_fault(directory: Path, loaded: Loaded, fault: Fault, scratch: Path, seed
     shutil.rmtree(copy, ignore_errors=True)
     shutil.copytree(directory, copy)
     fault.apply(copy)
+    print_graphs(copy)
     reseal(copy)
     return report_of(copy, loaded, seed)
 
@@ -67,7 +68,8 @@ def sample(found: list[Fault], most: int, seed: int) -> list[Fault]:
 def runs(most: int, seeds: int, folder: Path, targets: list[str]) -> Iterator[Result | str]:
     """Results, and a line for every false alarm on a clean directory."""
     for target in targets:
-        for name in (*MODULES, *FILES, *QUANTISED) if target != "fpga" else ON_BOARDS:
+        names = (*MODULES, *FILES, *QUANTISED) if target != "fpga" else ON_BOARDS
+        for name in (*names, *(TRAINED if target == "torch" else ())):
             print(target, name, flush=True)
             loaded, clean = make(name, folder), folder / f"{name}-{target}"
             plan = make_plan(loaded.graph, parse_cluster(DEVICES[target]), target)

@@ -19,8 +19,10 @@ import onnx
 from onnx import helper, numpy_helper
 from safetensors.numpy import load_file, save_file
 
+from benchmarks.faults.graphs import graph_changes
 from benchmarks.faults.tables import Array, changes
-from pipec.errors import PipecError
+from pipec.errors import GraphError, PipecError
+from pipec.graph.printer import json_to_python
 from pipec.graph.rules import OWN_NAMESPACES
 from pipec.graph.serialize import graph_from_json
 from pipec.graph.torch_private import FakeTensorMode
@@ -45,6 +47,14 @@ class Fault:
     kind: str
     where: str
     apply: Callable[[Path], None]
+
+
+def print_graphs(directory: Path) -> None:
+    """Write the graphs of stages as Python anew, where they can be."""
+    for path in directory.glob("graphs/*/*.json"):
+        with suppress(GraphError):
+            text = json_to_python(json.loads(path.read_text("utf-8")))
+            path.with_suffix(".py").write_text(text, encoding="utf-8")
 
 
 def reseal(directory: Path) -> None:
@@ -76,6 +86,14 @@ def _torch(directory: Path) -> Iterator[Fault]:
         for kind, where, wrong in changes(tables, rng, _readers(directory)):
             yield Fault(kind, f"{path.parent.name} {where}", partial(_resave, name, wrong))
     yield from _of_graph(json.loads((directory / MODEL).read_text("utf-8")))
+    for path in sorted(directory.glob("graphs/*/*.json")):
+        for kind, where, keys, value in graph_changes(path):
+            name = path.relative_to(directory)
+            change = partial(_rewrite, name, keys, value)
+            yield Fault(f"{path.stem}: {kind}", f"{path.parent.name} {where}", change)
+            if path.stem == "B" and keys[0] == "nodes":
+                change = partial(_rewrite_each, path.parent.relative_to(directory), where, value)
+                yield Fault(f"B, I and W: {kind}", f"{path.parent.name} {where}", change)
     into = defaultdict[int, list[int]](list)
     for k, channel in enumerate(json.loads((directory / PLAN).read_text("utf-8"))["channels"]):
         into[channel["dst"]].append(k)
@@ -134,6 +152,15 @@ def _rewrite(name: Path, keys: tuple[Any, ...], value: object, directory: Path) 
         at = at[key]
     at[keys[-1]] = value
     (directory / name).write_text(json.dumps(data), encoding="utf-8")
+
+
+def _rewrite_each(folder: Path, node: str, args: object, directory: Path) -> None:
+    """In B, and where the same node is in I and W, there too: they are no other computation."""
+    for kind in "BIW":
+        name = folder / f"{kind}.json"
+        for k, row in enumerate(json.loads((directory / name).read_text("utf-8"))["nodes"]):
+            if row["name"] == node:
+                _rewrite(name, ("nodes", k, "args"), args, directory)
 
 
 def _relink(a: int, b: int, directory: Path) -> None:

@@ -37,7 +37,7 @@ from pipec.graph.copies import PACK, find_unpacked
 from pipec.graph.ir import Graph, OutputKind, origin
 from pipec.graph.quantised import QUANTIZE
 from pipec.plan.model import Plan
-from pipec.plan.store import load_plan
+from pipec.plan.store import check_shown, load_plan
 from pipec.runtime.draws import count_draws, drawing, number_draws, seed_graph, stream
 
 STEPS_OFF = 0.02
@@ -166,6 +166,7 @@ def verify_artifacts(
     """
     progress("checking files")
     plan = load_plan(directory, allowed=allowed)
+    check_shown(plan, directory)
     progress("loading the stages")
     emitted = read_back(plan, directory)
     return verify_stages(

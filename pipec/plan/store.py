@@ -122,6 +122,28 @@ def load_plan(
     return plan
 
 
+def check_shown(plan: Plan, directory: Path) -> None:
+    """See that the files of graphs which are there to be looked at show those that run.
+
+    Args:
+        plan: As loaded from the directory.
+        directory: The output of a compilation.
+
+    Raises:
+        PlanError: A file shows another graph.
+    """
+    first = {stage.key: stage.graph for stage in reversed(plan.stages)}
+    stages = {key: dumps(graph_to_json(graph)) for key, graph in first.items()}
+    for path in sorted((directory / GRAPHS).glob("*/*.json")):
+        text, shown = read_data(path), path.with_suffix(".py")
+        if text != stages.get(path.parent.name, text):
+            what = "the file shows another graph than the stage that is cut from the model"
+            raise PlanError(what, where=path, hint="compile the model again")
+        if read_data(shown) != json_to_python(json.loads(text)):
+            what = "the file shows another graph than its neighbour, which runs"
+            raise PlanError(what, where=shown, want=path.name, hint="compile the model again")
+
+
 Key = Annotated[str, Meta(pattern="^[0-9a-z]+$")]
 """Name of a folder of graphs."""
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.faults.__main__ import report_of, sample, try_fault
-from benchmarks.faults.inject import Fault, faults
+from benchmarks.faults.inject import Fault, faults, reseal
 from benchmarks.faults.models import make
 from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.driver import emit, make_plan
@@ -22,6 +22,30 @@ def test_faults_are_reported(tmp_path: Path, model: str, target: str) -> None:
     assert len({f.kind for f in found}) >= 7
     for seed, fault in enumerate(sample(found, 12, 0)):
         assert try_fault(clean, loaded, fault, tmp_path, seed), fault
+
+
+@pytest.mark.parametrize("model", ["mlp", "train-gated"])
+def test_faults_of_the_graphs_of_stages_are_reported(tmp_path: Path, model: str) -> None:
+    """Of F, B, I and W, whichever the schedule runs, and of those that are there to be read."""
+    loaded, clean = make(model, tmp_path), tmp_path / "clean"
+    emit(make_plan(loaded.graph, parse_cluster("2xcpu"), "torch"), clean)
+    assert report_of(clean, loaded, 0) == ""
+    found = [f for f in faults(clean, "torch") if ":" in f.kind]
+    files = {"F"} if model == "mlp" else {"F", "B", "I", "W", "B, I and W"}
+    assert {f.kind.split(":")[0] for f in found} == files
+    for seed, fault in enumerate(sample(found, 24, 0)):
+        assert try_fault(clean, loaded, fault, tmp_path, seed), fault
+
+
+def test_python_that_shows_another_graph_is_reported(tmp_path: Path) -> None:
+    loaded, clean = make("mlp", tmp_path), tmp_path / "clean"
+    emit(make_plan(loaded.graph, parse_cluster("2xcpu"), "torch"), clean)
+    shown = next(clean.glob("graphs/*/F.py"))
+    shown.write_text(shown.read_text().replace("aten.tanh", "aten.sin"))
+    reseal(clean)
+    assert report_of(clean, loaded, 0) == (
+        "the file shows another graph than its neighbour, which runs"
+    )
 
 
 @pytest.mark.parametrize("target", ["torch", "onnx"])
