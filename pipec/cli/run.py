@@ -15,7 +15,7 @@ from pipec.compiler.job import Job
 from pipec.errors import PlanError
 from pipec.escape import sanitize
 from pipec.frontends.reload import bring_modules, check_runnable, reload
-from pipec.graph.eager import missing_calls
+from pipec.graph.eager import keys_of_calls
 from pipec.graph.ir import InputKind
 from pipec.plan.model import Plan
 from pipec.plan.store import load_plan
@@ -66,7 +66,7 @@ def command(ctx: click.Context, /, **given: Any) -> None:
     job.check(plan)
     if backend.runs_emitted_code:
         check_runnable(directory, plan.graph.source, plan.target, given["model"], trust=trust)
-    if missing_calls(plan.graph):
+    if keys_of_calls(plan.graph):
         check_runnable(directory, plan.graph.source, plan.target, given["model"], trust=trust)
         bring_modules(plan, given["model"], trust=trust)
     backend.run(plan, job)

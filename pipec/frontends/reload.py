@@ -8,7 +8,7 @@ from pipec.compiler.backend import load_backend
 from pipec.errors import FrontendError
 from pipec.frontends.base import Loaded, LoadOptions
 from pipec.frontends.load import load, reader
-from pipec.graph.eager import missing_calls
+from pipec.graph.eager import keys_of_calls, missing_calls
 from pipec.graph.ir import MEMORY, Source
 from pipec.plan.model import Plan
 from pipec.plan.trust import check_trusted
@@ -76,7 +76,9 @@ def reload(source: Source, *, spec: str | None = None, trust: bool = False) -> L
 
 
 def bring_modules(plan: Plan, spec: str | None = None, *, trust: bool = False) -> None:
-    """Read a plan's model again if parts of it run eagerly and are not in this process.
+    """Read a plan's model again if parts of it run eagerly.
+
+    A module that was compiled in this process cannot be read again: it is used as it is.
 
     Args:
         plan: The plan.
@@ -86,11 +88,10 @@ def bring_modules(plan: Plan, spec: str | None = None, *, trust: bool = False) -
     Raises:
         FrontendError: It cannot be read, or is not the same model any more.
     """
-    if not missing_calls(plan.graph):
+    keys, source = keys_of_calls(plan.graph), plan.graph.source
+    if not keys or (source.kind == MEMORY and spec is None and not missing_calls(plan.graph)):
         return
-    source = plan.graph.source
-    reload(source, spec=spec, trust=trust)
-    if missing_calls(plan.graph):
+    if keys - keys_of_calls(reload(source, spec=spec, trust=trust).graph):
         raise FrontendError(
             "a part that runs eagerly is not the one that was compiled",
             where=spec or source.location,

@@ -219,10 +219,14 @@ def is_tape(node: fx.Node) -> bool:
     return bool(node.args[1] == len(str(of.args[2]).split(";")))
 
 
-def missing_calls(graph: Graph) -> list[str]:
+def keys_of_calls(graph: Graph) -> set[str]:
+    """Keys of the calls of modules in the graph."""
+    return {str(n.args[1]) for n in graph.calls if n.target is EAGER}
+
+
+def missing_calls(graph: Graph) -> set[str]:
     """Keys in the graph of calls that are not known here."""
-    keys = [str(n.args[1]) for n in graph.calls if n.target is EAGER]
-    return [k for k in keys if k not in _calls]
+    return keys_of_calls(graph) - _calls.keys()
 
 
 def _copy_shared(results: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:

@@ -26,7 +26,7 @@ from pipec.arguments import check_arguments
 from pipec.compiler.endless import endless
 from pipec.errors import PlanError
 from pipec.frontends.reload import bring_modules
-from pipec.graph.eager import eager_parts
+from pipec.graph.eager import eager_parts, missing_calls
 from pipec.graph.ir import Graph
 from pipec.pipeline.batches import Batch, Inputs, Shape, Splitter, shape_of
 from pipec.pipeline.shapes import Retraced, tracer
@@ -179,7 +179,8 @@ class Pipeline:
             )
         if plan.trains and optimizer is None:
             raise PlanError("a training plan needs an optimizer", hint="optimizer=lambda p: ...")
-        bring_modules(plan)
+        if missing_calls(plan.graph):
+            bring_modules(plan)
         if "RANK" in os.environ and not dist.is_initialized():
             self._open.enter_context(process_group(timeout, device))
         held = open_weights(Path(weights)) if isinstance(weights, Path | str) else weights

@@ -216,12 +216,16 @@ def test_a_saved_plan_runs_on_ranks_that_read_its_factory_again(
     assert "gradient" in verified.out + verified.err
 
 
-def test_a_part_whose_code_has_changed_is_refused(saved: Path) -> None:
+def test_a_part_whose_code_has_changed_is_refused(saved: Path, pipec_here: Pipec) -> None:
     code = (saved / "net.py").read_text()
     (saved / "net.py").write_text(
         code.replace("def make", "class Other(Branch):\n    pass\n\n\ndef make").replace(
             "Branch())", "Other())"
         )
     )
+    words = ("run", "out", "--data", "net.py:batch", "--rounds", "1", "--local")
     with pytest.raises(AssertionError, match="not the one that was compiled"):
-        run(saved, "run", "out", "--data", "net.py:batch", "--rounds", "1", "--local")
+        run(saved, *words)
+    here = pipec_here(*words)  # the process that compiled it still has the old one
+    assert here.code == 1
+    assert "not the one that was compiled" in here.err
