@@ -114,18 +114,28 @@ def _follow_shapes(
             if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol:
                 sizes.setdefault(size.node.expr, wanted)
     found = {n: tuple(_size(s, sizes) for s in shape) for n, shape in shapes.items()}
-    allowed = program.range_constraints
-    wrong = {str(s): allowed[s] for s, n in sizes.items() if s in allowed and n not in allowed[s]}
+    what, allowed = "--shape does not fit the program's input", program.range_constraints
     for name, given in options.shapes.items():
-        other = [f"{s} in {wrong[s]}" for s in map(str, shapes[name]) if s in wrong]
-        if found[name] != given or other:
-            raise FrontendError(
-                "--shape does not fit the program's input",
-                where=name,
-                got=",".join(map(str, given)),
-                want=", ".join([",".join(map(str, shapes[name])), *other]),
-            )
+        got = ",".join(map(str, given))
+        if len(given) != len(found[name]):
+            want = f"{len(found[name])} sizes"
+            raise FrontendError(what, where=name, got=got, want=want)
+        for axis, (size, n) in enumerate(zip(shapes[name], given, strict=True)):
+            open_size = None if isinstance(size, int) else allowed.get(size.node.expr)
+            want = str(found[name][axis])
+            if open_size is not None and n not in open_size:
+                want = _list_range(open_size)
+            elif n == found[name][axis]:
+                continue
+            raise FrontendError(what, where=f"{name}, axis {axis}", got=f"{n} of {got}", want=want)
     return found if sizes else {}
+
+
+def _list_range(allowed: Any) -> str:
+    """The sizes that an export leaves open."""
+    if allowed.upper.is_Integer:
+        return f"{allowed.lower} to {allowed.upper}"
+    return f"at least {allowed.lower}"
 
 
 def _size(size: int | torch.SymInt, sizes: Mapping[Any, int]) -> int:

@@ -170,10 +170,11 @@ def test_a_shape_is_the_size_of_all_inputs_that_share_it(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("told", "said"),
     [
-        ({"shapes": {"ids": (1, 5)}}, r"in .*2, 9"),
-        ({"shapes": {"start": (4, 7)}}, "does not fit"),
-        ({"shapes": {"ids": (4,)}}, "does not fit"),
-        ({"shapes": {"ids": (4, 5), "start": (3, 6)}}, "does not fit"),
+        ({"shapes": {"ids": (1, 5)}}, r"ids, axis 0\n  got:   1 of 1,5\n  want:  2 to 9$"),
+        ({"shapes": {"ids": (4, 1)}}, r"ids, axis 1\n  got:   1 of 4,1\n  want:  at least 2$"),
+        ({"shapes": {"start": (4, 7)}}, r"start, axis 1\n  got:   7 of 4,7\n  want:  6$"),
+        ({"shapes": {"ids": (4,)}}, r"where: ids\n  got:   4\n  want:  2 sizes$"),
+        ({"shapes": {"ids": (4, 5), "start": (3, 6)}}, r"axis 0\n  got:   3 of 3,6\n  want:  4$"),
         ({"shapes": {"x": (4, 5)}}, "no such input"),
         ({"bind": {"ids": (4.0,)}}, "cannot be bound"),
     ],
