@@ -130,3 +130,16 @@ def test_published_profiles(
     assert plan.configuration == stages
     assert plan.seconds == pytest.approx(seconds, abs=1e-6)
     assert plan.exact
+
+
+@pytest.mark.parametrize(
+    ("workers", "said"),
+    [((10**5,), "level 1 (.|\n)*100000(.|\n)*at most 2,048"), ((1500, 2), "at most 1,182")],
+)
+def test_more_workers_than_can_be_tried_are_refused_at_once(
+    workers: tuple[int, ...], said: str
+) -> None:
+    """An inner level is solved for every end of a stage: here there are three."""
+    chain = cost_graph("ab", {"gpu": [6, 2]}, [Value(0, [1], bytes=1)], weight_bytes=[0, 9])
+    with pytest.raises(PartitionError, match=said):
+        plan_replicated(chain, [Level(n, 1.0) for n in workers])

@@ -13,7 +13,7 @@ m - q workers behind it has ceil(m / q) minibatches in flight, so memory limits 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil, inf, prod
+from math import ceil, inf, isqrt, prod
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,8 @@ from pipec.partition.replicas.recurrence import (
 
 COARSE = 48
 """Cuts that a first solution is found on, for a limit."""
+MOST = 2**22
+"""Most pairs of numbers of workers that are tried: a few minutes for a hundred cuts."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,7 @@ def plan_replicated(
             ceil(all workers / its replicas), which it never exceeds.
 
     Raises:
-        PartitionError: Nothing fits the memory.
+        PartitionError: Nothing fits the memory, or there are too many workers.
 
     Example:
         >>> from pipec.partition.costgraph import Value, cost_graph
@@ -100,6 +102,11 @@ def plan_replicated(
     cuts = make_cuts(graph, limited=memory_bytes < inf)
     everyone, base = prod(level.workers for level in levels), cuts.work
     solved: list[_Solved] = []
+    for k, level in enumerate(levels, 1):
+        most = isqrt(MOST // (1 if k == len(levels) else len(cuts.work)))
+        if level.workers > most:
+            want, hint = f"at most {most:,}", "group workers into more levels"
+            raise PartitionError(f"level {k} is too large", got=level.workers, want=want, hint=hint)
     for number, level in enumerate(levels[:-1]):
         limit = memory_bytes if number == 0 else inf
         solved.append(_all_pairs(cuts, time_stage(cuts, base, level, limit, everyone), level))
@@ -120,10 +127,6 @@ class _Solved:
 
     stage: Stage
     tails: dict[int, Suffixes]
-
-    @property
-    def workers(self) -> int:
-        return len(self.tails[0].seconds) - 1
 
     @property
     def seconds(self) -> FloatArray:
@@ -191,8 +194,7 @@ def _least_memory(cuts: Cuts, levels: Sequence[Level]) -> float:
     for number, level in enumerate(levels[:-1]):
         stage = outer if number else innermost
         need = _all_pairs(cuts, stage, Level(level.workers, inf)).seconds
-    stage = innermost if only else outer
-    free = np.zeros(len(every))
+    stage, free = innermost if only else outer, np.zeros(len(every))
     tail = suffixes(stage, free, levels[-1].workers, len(every) - 1, lambda _: every)
     return float(tail.seconds[-1][0])
 
@@ -203,6 +205,7 @@ def _stages(
     """The best pipeline between two cuts on some components, from the front."""
     *below, here = solved
     tail, found = here.tails[last], list[ReplicatedStage]()
+    inner = len(below[-1].tails[0].seconds) - 1 if below else 0
     while workers:
         after, q = int(tail.cut[workers][first]), int(tail.replicas[workers][first])
         inside = cuts.family.bits[after] & ~cuts.family.bits[first]
@@ -213,7 +216,7 @@ def _stages(
                 int(cuts.family.size[after]),
                 q,
                 float(here.stage(workers, q, np.ix_([first], [after]))[0, 0]),
-                _stages(cuts, below, first, after, below[-1].workers) if below else (),
+                _stages(cuts, below, first, after, inner) if below else (),
             )
         )
         first, workers = after, workers - q

@@ -61,12 +61,10 @@ class Cuts:
 def make_cuts(graph: CostGraph, *, limited: bool) -> Cuts:
     """All ideals after exact merges; above a limit, the prefixes of two orders."""
     units = make_units(graph, graph.bytes[None])
-    while True:
+    before = 0
+    while before != (before := units.size):
         light = (units.held if limited else units.weight_bytes) == 0
-        before = units.size
         units = merge(units, join(before, idle_pairs(units, light)))
-        if units.size == before:
-            break
     ref = units.work[0]
     total = float(ref.sum())
     bits = enumerate_ideals(units, ref, [Window(-1.0, 2 * total + 1.0)], IDEALS_LIMIT)
@@ -161,8 +159,7 @@ def suffixes(
             targets = np.flatnonzero((behind <= limit) & (behind < inf))
             if not len(sources) or not len(targets):
                 continue
-            reached = stage(m, q, np.ix_(sources, targets))
-            reached = np.maximum(reached, behind[targets])
+            reached = np.maximum(stage(m, q, np.ix_(sources, targets)), behind[targets])
             at = reached.argmin(axis=1)
             value = reached[np.arange(len(sources)), at]
             better = value < best[sources]
