@@ -173,6 +173,15 @@ class Executor:
             "weights": [[s, *w.state()] for s, w in self.weights.items()],
         }
 
+    def drop_progress(self) -> None:
+        """Forget all microbatches that are under way; between rounds only."""
+        self.rounds.load_state([0, []])
+        self.moves.load_state({"values": [], "coming": [], "host": []})
+        for runner in (r for runners in self._runners for r in runners.values()):
+            runner.saved.clear()
+        for weights in self.weights.values():
+            weights.rebase()
+
     def load_progress(self, found: Mapping[str, Any]) -> None:
         """Hold what `save_progress` gave; the newest weights are back already."""
         self.rounds.load_state(found["rounds"])

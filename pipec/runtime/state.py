@@ -18,6 +18,7 @@ need no state: every stream follows from the seed, the microbatch and the place 
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -31,6 +32,10 @@ from pipec.runtime.weights import StageWeights
 
 Tensors = dict[str, torch.Tensor]
 _UNDER_WAY = "under way"
+_INNER = "_schedulers"
+"""Where torch's schedules of schedules keep the states of these, whose lists follow groups too."""
+_OF_ALL = ("_milestones", "_schedule_phases")
+"""Lists of torch's schedules that are no lists of a number per group."""
 _KEPT = (int, float, bool, str, type(None), tuple, list, torch.Tensor)
 """Types of settings that a checkpoint keeps."""
 
@@ -108,6 +113,7 @@ def restore(executor: Executor, entries: Mapping[str, torch.Tensor]) -> list[str
             hint="resume with that plan, then pipeline.drain() and pipeline.save(...)",
         )
     others = set[str]()
+    executor.drop_progress()
     executor.resume(int(run["round"]), int(run["microbatch"]))
     executor.spikes.seen.clear()
     executor.spikes.seen.extend(run.get("seen", ()))
@@ -125,7 +131,8 @@ def restore(executor: Executor, entries: Mapping[str, torch.Tensor]) -> list[str
         rule.velocity = {n: v.to(held, copy=True) for n, v in saved.items() if v is not None}
         if weights.optimizer is not None:
             rule.updates = int(_facts(entries, weights.trained[0])["updates"])
-            others |= _restore_optimizer(weights, entries)
+            with weights.resting.on_device() if weights.resting else nullcontext():
+                others |= _restore_optimizer(weights, entries)
             if weights.resting is not None:
                 weights.resting.rest()
     if run.get(_UNDER_WAY):
@@ -177,6 +184,7 @@ def _restore_optimizer(weights: StageWeights, entries: Mapping[str, torch.Tensor
             for k, key in keys.items()
             if "/" not in key
         }
+        weights.optimizer.state.pop(parameter, None)
         if state:
             weights.optimizer.state[parameter] = state
     first = _facts(entries, weights.trained[0])
@@ -209,16 +217,21 @@ def _place(entries: Mapping[str, torch.Tensor], weight: str) -> tuple[Any, int]:
 
 def _schedule(places: list[tuple[Any, int]]) -> dict[str, object]:
     """The state of a learning-rate schedule; lists of a number per group follow the groups."""
-    first = places[0][0]
-    state: dict[str, object] = first["scheduler"]
-    if [k for _, k in places] == list(range(len(first["groups"]))):
-        return state
-    return {
-        name: [facts["scheduler"][name][k] for facts, k in places]
-        if isinstance(value, list) and len(value) == len(first["groups"])
-        else value
-        for name, value in state.items()
-    }
+    return _follow_groups([(facts["scheduler"], k, len(facts["groups"])) for facts, k in places])
+
+
+def _follow_groups(places: list[tuple[Any, int, int]]) -> dict[str, Any]:
+    """State of a schedule, or of one inside of it, from (state, group, groups) of each group."""
+    found = {}
+    for name, value in places[0][0].items():
+        values = [(state[name], k, of) for state, k, of in places]
+        found[name] = value
+        if name == _INNER:
+            each = range(len(value))
+            found[name] = [_follow_groups([(v[n], k, of) for v, k, of in values]) for n in each]
+        elif name not in _OF_ALL and all(isinstance(v, list) and len(v) == n for v, _, n in values):
+            found[name] = [v[k] for v, k, _ in values]
+    return found
 
 
 def _check_kind(what: str, want: str, value: object) -> None:

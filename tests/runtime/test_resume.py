@@ -1,0 +1,111 @@
+"""A checkpoint read into a pipeline that has trained, and groups with rates of their own."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim import lr_scheduler
+
+import pipec
+from pipec.runtime.weights import OptimizerFactory, SchedulerFactory
+
+G = torch.Generator().manual_seed(1)
+BATCHES = [(torch.randn(8, 8, generator=G), torch.randint(3, (8,), generator=G)) for _ in range(4)]
+
+
+def pipeline(
+    schedule: str,
+    optimizer: OptimizerFactory,
+    stages: int = 2,
+    scheduler: SchedulerFactory | None = None,
+    **told: Any,
+) -> pipec.Pipeline:
+    torch.manual_seed(0)
+    layers = (nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3))
+    x, target = BATCHES[0]
+    plan = pipec.compile(
+        nn.Sequential(*layers), x[:2], "4xcpu" if schedule == "pipefb" else f"{stages}xcpu",
+        loss=(F.cross_entropy, target[:2]), schedule=schedule, stages=stages, microbatches=4,
+        **told,
+    )  # fmt: skip
+    return pipec.Pipeline(plan, optimizer=optimizer, scheduler=scheduler)
+
+
+def trained(found: pipec.Pipeline, batches: list[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
+    for batch in batches:
+        found.step(batch)
+    found.drain()
+    return found.state_dict() or {}
+
+
+def sgd(parameters: list[Any]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
+
+
+@pytest.mark.parametrize("before", [0, 1])
+@pytest.mark.parametrize(
+    ("schedule", "waits"),
+    [("1f1b", False), ("1f1b", True), ("pipedream", False), ("pipemare", False), ("pipefb", False)],
+)
+def test_a_run_goes_back_to_what_it_was(
+    schedule: str, waits: bool, before: int, tmp_path: Path
+) -> None:
+    """Nothing of later steps is left: no momentum, no microbatches that are under way."""
+    with pipeline(schedule, sgd, offload_optimizer=waits) as found:
+        for batch in BATCHES[:before]:
+            found.step(batch)
+        found.drain()
+        found.save(tmp_path)
+        found._finish_saving()
+        for batch in BATCHES[before:]:
+            found.step(batch)
+        assert found.resume(tmp_path) == before
+        got = trained(found, BATCHES[before:])
+    with pipeline(schedule, sgd, offload_optimizer=waits) as fresh:
+        trained(fresh, BATCHES[:before])
+        want = trained(fresh, BATCHES[before:])
+    assert all(torch.equal(got[n], w) for n, w in want.items())
+
+
+def own_rates(parameters: list[Any]) -> torch.optim.Optimizer:
+    """A group for each parameter, the last one first, each with a rate of its own."""
+    groups = [{"params": [p], "lr": 0.01 * (1 + int(p[0][0]) + len(p[0]))} for p in parameters]
+    return torch.optim.SGD(groups[::-1], lr=0.1, momentum=0.9)
+
+
+SCHEDULES: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
+    "two phases": lambda o: lr_scheduler.OneCycleLR(o, _rates(o), total_steps=9),
+    "sequence": lambda o: lr_scheduler.SequentialLR(
+        o,
+        [lr_scheduler.LambdaLR(o, lambda k: 0.1 * (k + 1)), lr_scheduler.ExponentialLR(o, 0.7)],
+        [3],
+    ),
+    "chain": lambda o: lr_scheduler.ChainedScheduler(
+        [lr_scheduler.LambdaLR(o, lambda k: 1 / (k + 1)), lr_scheduler.ExponentialLR(o, 0.9)]
+    ),
+}
+
+
+def _rates(optimizer: torch.optim.Optimizer) -> list[float]:
+    return [group["lr"] for group in optimizer.param_groups]
+
+
+@pytest.mark.parametrize("stages", [(3, 1), (1, 3), (2, 3)])
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_every_group_keeps_its_own_rates_on_other_stages(
+    name: str, stages: tuple[int, int], tmp_path: Path
+) -> None:
+    before, after = stages
+    with pipeline("1f1b", own_rates, before, SCHEDULES[name]) as first:
+        trained(first, BATCHES[:2])
+        first.save(tmp_path)
+    with pipeline("1f1b", own_rates, after, SCHEDULES[name]) as second:
+        second.resume(tmp_path)
+        got = trained(second, BATCHES[2:])
+    with pipeline("1f1b", own_rates, before, SCHEDULES[name]) as whole:
+        want = trained(whole, BATCHES)
+    torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-6)
