@@ -12,6 +12,10 @@ no smaller than what follows of a fault. So what is compared was computed by one
 torch with the traced graph, stages of onnxruntime with the file. The traced graph is held against
 the file node by node: each quantised node is given what the file's engine computed before it, and
 may be one step off at `STEPS_OFF` of the places.
+
+Other engines draw other random numbers. Of what such stages draw nothing is compared but what later
+stages make of it; and where the model as written is run by another engine than torch, no output
+that depends on random numbers is compared with it. The report names all of these.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -38,7 +42,7 @@ from pipec.graph.ir import Graph, OutputKind, origin
 from pipec.graph.quantised import QUANTIZE
 from pipec.plan.model import Plan
 from pipec.plan.store import check_shown, load_plan
-from pipec.runtime.draws import count_draws, drawing, number_draws, seed_graph, stream
+from pipec.runtime.draws import count_draws, drawing, find_drawn, number_draws, seed_graph, stream
 
 STEPS_OFF = 0.02
 """Share of the places of an integer tensor at which another engine may round to the other side."""
@@ -113,16 +117,18 @@ class VerifyReport:
         seed: Seed of the inputs.
         boundaries: One comparison per value that crosses a cut and per output, in order; then
             one per gradient of a parameter if the plan trains.
+        drawn: What was not compared, as another engine draws the random numbers that it follows.
     """
 
     tolerance: float
     seed: int
     boundaries: tuple[Comparison, ...]
+    drawn: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
-        """Whether everything is within a tolerance that not everything is within."""
-        return all(b.ok and not b.blind for b in self.boundaries)
+        """Whether all that is compared is within a tolerance that not everything is within."""
+        return all(b.ok and not b.blind for b in self.boundaries) and bool(self.boundaries)
 
     @property
     def max_abs_error(self) -> float:
@@ -134,6 +140,7 @@ class VerifyReport:
         return {
             "ok": self.ok,
             "unknown": [b.name for b in self.boundaries if b.blind],
+            "not_compared": [*self.drawn],
             "max_abs_error": self.max_abs_error,
             "tolerance": self.tolerance,
             "seed": self.seed,
@@ -227,7 +234,8 @@ def verify_stages(
                 source, eager = check.planned, None
                 tolerance += packing_step(plan.graph)
             compared += compare_gradients(plan, source, first, tolerance, seed, eager)
-    return VerifyReport(tolerance, seed, (*_worst(compared), *found))
+    drawn = {name for _, name in check.drawn_by_stages | check.drawn_by_file}
+    return VerifyReport(tolerance, seed, (*_worst(compared), *found), tuple(sorted(drawn)))
 
 
 def _worst(compared: list[Comparison]) -> list[Comparison]:
@@ -289,14 +297,21 @@ class _Check:
         """What the stages yield of one set of inputs, compared with what they should."""
         check_outputs(self.plan, list(originals))
         self.progress("running the traced graph")
-        results = self._run_stages(given)
+        results, apart = self._run_stages(given), self.drawn_by_stages
         if find_unpacked(self.plan.graph):
             ran = list(results)
             want, found = self._expect_packed(given, originals, ran)
             results = iter(ran)
+        elif apart:
+            ran = list(results)
+            sent = {name: t for name, kind, _, t in ran if kind is OutputKind.VALUE}
+            want, found = self._expect_drawn(given, originals, sent)
+            results = iter(ran)
         else:
             want, found = self._expect(given, originals)
         for name, kind, stage, got in results:
+            if (kind, name) in apart:
+                continue
             if (kind, name) not in want:
                 raise PlanError("the source does not compute a value of the plan", got=name)
             share = STEPS_OFF if self.model.inner and kind not in DECLARED else 0.0
@@ -316,10 +331,7 @@ class _Check:
         declared = {(k, n): t for k in DECLARED for n, t in originals.items()}
         own = self._references(inputs)
         if count_draws(graph):
-            torch.manual_seed(self.seed)  # the model as written draws in one stream
-            traces, _ = _run_graph(graph, inputs, set())
-            at = [key for key in declared if key in traces]
-            return own, [self._compare_node(traces[key], declared[key], key[1]) for key in at]
+            return own, self._compare_traces(inputs, declared)
         if inner is None:
             return {**own, **declared}, []
         crossing = {c.value for c in self.plan.channels}
@@ -327,6 +339,36 @@ class _Check:
         checks += self._of_outputs(kept, originals)
         farthest = [min(checks, key=lambda c: (c.ok, -c.relative_error))] if checks else []
         return (own if self.emitted.traced else {**own, **kept, **declared}), farthest
+
+    def _compare_traces(
+        self, inputs: Tensors, declared: Mapping[Yield, Tensor]
+    ) -> list[Comparison]:
+        """The traced graph against the model as written, which draws in one stream."""
+        torch.manual_seed(self.seed)
+        traces, _ = _run_graph(self.model.graph, inputs, set())
+        at = [key for key in declared if key in traces and key not in self.drawn_by_file]
+        return [self._compare_node(traces[key], declared[key], key[1]) for key in at]
+
+    def _expect_drawn(self, inputs: Tensors, originals: Tensors, sent: Tensors) -> _Ran:
+        """What stages make of the random values that they have sent."""
+        declared = {(k, n): t for k in DECLARED for n, t in originals.items()}
+        drawn = find_drawn(self.plan.graph)
+        given = {n: t for n, t in sent.items() if n in drawn}
+        want, _ = self._run(self.planned, inputs, set(sent), given, self.tolerance)
+        return want, self._compare_traces(inputs, declared)
+
+    @property
+    def drawn_by_stages(self) -> set[Yield]:
+        """What follows random numbers that stages draw otherwise than torch, by no cut apart."""
+        if self.emitted.traced:
+            return set()
+        return _list_drawn(self.plan.graph, {c.value for c in self.plan.channels})
+
+    @property
+    def drawn_by_file(self) -> set[Yield]:
+        """Outputs that follow random numbers which the file's own engine draws."""
+        graph = self.model.graph
+        return _list_drawn(graph, set()) if graph.source.kind == "onnx" else set()
 
     def _compare_node(self, found: Tensor, want: Tensor, name: str) -> Comparison:
         """A node of the traced graph, compared with what the model as written says."""
@@ -380,6 +422,13 @@ class _Check:
         of = seed_graph(graph, number_draws(graph, [graph])[0])
         with drawing(partial(stream, self.seed, 0)):
             return _run_graph(of, inputs, values, reference, tolerance)
+
+
+def _list_drawn(graph: Graph, crossing: set[str]) -> set[Yield]:
+    """Values that cross cuts, and outputs, that depend on random numbers; not on sent ones."""
+    drawn = find_drawn(graph, crossing)
+    values = {(OutputKind.VALUE, name) for name in crossing & drawn}
+    return values | {(o.kind, o.name) for o in graph.outputs if o.node in drawn}
 
 
 def _settle(found: Tensor, reference: Tensor, x: Tensor, scale: Tensor) -> Tensor:

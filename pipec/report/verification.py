@@ -33,6 +33,13 @@ def print_report(report: VerifyReport, console: Console) -> None:
     verdict = f"[red]{len(wrong)} value(s) are off[/]" if wrong else "[green]verified[/]"
     if blind and not wrong:
         verdict = f"[yellow]nothing is known of {len(blind)} value(s)[/], zeros would do"
+    if not report.boundaries:
+        verdict = "[yellow]nothing was compared[/]"
+    if report.drawn:
+        names = ", ".join(report.drawn)
+        console.print(
+            f"not compared, or not with the file, as another engine draws random numbers: {names}"
+        )
     worst = max((b.relative_error for b in report.boundaries), default=0.0)
     console.print(
         f"{verdict}: {len(report.boundaries)} values, largest relative error {worst:.2g}, "

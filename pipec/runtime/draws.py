@@ -5,7 +5,7 @@ so that neither the schedule nor the cut changes a mask. Kernels draw in the ord
 lies in memory, which a transfer changes: what they draw for is made contiguous first.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
@@ -29,6 +29,15 @@ _seeds: ContextVar[Stream | None] = ContextVar("seeds", default=None)
 def count_draws(graph: Graph) -> int:
     """How often a forward graph draws."""
     return sum(map(draws_of, graph.calls))
+
+
+def find_drawn(graph: Graph, given: Collection[str] = ()) -> set[str]:
+    """Names of the nodes that depend on random numbers, other than through nodes that are given."""
+    found = set[str]()
+    for n in graph.calls:
+        if draws_of(n) or any(a.name in found and a.name not in given for a in n.all_input_nodes):
+            found.add(n.name)
+    return found
 
 
 def number_draws(model: Graph, stages: Iterable[Graph]) -> list[Draws]:
