@@ -58,7 +58,10 @@ class OnnxBackend(Backend):
                 hint="--inference for its forward pass alone, or --target torch",
             )
         if not all_have_data(plan.graph.weights):
-            raise BackendError("an ONNX file holds its weights, and the model was built without")
+            raise BackendError(
+                "an ONNX file holds its weights, and the model was built without",
+                hint="build it with data; a directory that was written before is verified as it is",
+            )
         found = list(_foreign(plan)) if plan.graph.source.kind != "onnx" else []
         nodes, graph = plan.graph.nodes, plan.graph
         ends = {i.node: i.name for i in graph.inputs_of(InputKind.INPUT)}

@@ -9,7 +9,7 @@ aten.gelu_backward.default like aten.gelu.default grad_output=0
 ```
 
 ``like OP x=0``: ``x`` has the shape of the first result of ``OP`` on arguments of the same names.
-``same x y``, ``leading 2 x y``: equal shapes; but for the last two dimensions, none empty.
+``same x y``, ``leading 2 x y``: equal shapes; but for the last two dimensions, these not empty.
 ``channels input x``: ``x`` has one element per channel of ``input``.
 ``attention``, ``recurrent 4``: queries, keys, values and masks agree; layers of four gates do.
 ``checked x=OP.y`` or ``x=OP.1``: ``x`` is also the argument ``y``, or the second result, of such a
@@ -158,7 +158,8 @@ def _leading(have: Given, count: str, first: str, *others: str) -> Broken:
     want = have[first].shape
     for name in others:
         shape, last = have[name].shape, int(count)
-        if len(shape) != len(want) or shape[:-last] != want[:-last] or 0 in (*shape, *want):
+        empty = 0 in (*shape[-last:], *want[-last:])
+        if len(shape) != len(want) or shape[:-last] != want[:-last] or empty:
             yield name, tuple(shape), f"{(*want[:-last], *['*'] * last)}, not empty"
 
 

@@ -49,6 +49,7 @@ SOUND_AND_HOSTILE = {
     "_adaptive_avg_pool2d_backward.default": (
         (T(1, 8, 5, 7), T(1, 8, 8, 8)),
         (T(1, 8, 5, 7), T(1, 7, 8, 8)),
+        (T(1, 8, 3, 3), T(1, 8, 0, 0)),  # without a rule it ends the process
     ),
     "adaptive_max_pool2d_backward.default": (
         (T(3, 4, 1, 3), T(3, 4, 1, 4), T(3, 4, 1, 3, dtype=torch.int64)),
@@ -95,6 +96,17 @@ def test_sizes_of_an_lstm_that_projects_its_output() -> None:
         True,
         *[False] * 3,
     ]
+
+
+@pytest.mark.parametrize("pool", [nn.AdaptiveAvgPool2d(3), nn.AdaptiveMaxPool2d(3)])
+def test_a_batch_of_no_samples_is_pooled_as_eager_torch_does(pool: nn.Module) -> None:
+    model, x = nn.Sequential(nn.Conv2d(3, 4, 3), pool), torch.zeros(0, 3, 8, 8)
+    loss = torch.Tensor.sum
+    loss(model(x)).backward()
+    plan = pipec.compile(model, x, "1xcpu", loss=loss)
+    report = pipec.verify(plan, model, x, loss=loss)
+    assert report.ok
+    assert {b.name for b in report.boundaries if b.kind == "gradient"} == {"0.weight", "0.bias"}
 
 
 def test_the_error_names_node_argument_and_want() -> None:
