@@ -5,7 +5,7 @@ from pipec.graph.ir import Graph, InputKind, tensor
 from pipec.graph.torch_private import OpOverload, defining_module, namespace_of
 from pipec.plan.model import Plan
 
-_SCRIPT = '''"""Train this pipeline: torchrun --nproc-per-node {devices} train.py"""
+_SCRIPT = '''"""Train this pipeline: `torchrun --nproc-per-node {devices} train.py`."""
 
 from pathlib import Path
 
@@ -40,7 +40,8 @@ def main() -> None:
     plan = load_plan(HERE{allowed})
 {modules}    with process_group() as rank:
         order = endless(plan)  # without a flush: go on from round to round without draining
-        pipeline = DistributedPipeline(plan, batch, Settings(optimizer{scale}), schedule=order)
+        settings = Settings(optimizer{scale})
+        pipeline = DistributedPipeline(plan, batch, settings, schedule=order)
         train(pipeline, ROUNDS, [print] if rank == 0 else [])
         weights = pipeline.state_dict()
         if weights is not None:  # on rank 0; shared weights once per name

@@ -77,17 +77,20 @@ def _head(data: Json, ops: dict[str, str]) -> Iterator[str]:
     yield ""
     yield "Weights are arguments. Shapes stand behind every line."
     yield '"""'
+    if not ops:
+        return
     yield ""
     yield "import torch"
     yield "from torch import device, inf, nan  # noqa: F401"
+    yield ""
     if "pipec" in ops:
         called = {row["target"] for row in data["nodes"]}
-        modules = ", ".join(["comm", *(name for name, own in _MODULES.items() if called & own)])
-        yield f"from pipec.graph import {modules}  # noqa: F401  (defines torch.ops.pipec)"
+        for module in ["comm", *(name for name, own in _MODULES.items() if called & own)]:
+            yield f"import pipec.graph.{module}  # noqa: F401  (defines torch.ops.pipec)"
+        yield ""
     for name in ops:
         if name not in OWN_NAMESPACES:
             yield f"# torch.ops.{name} comes from another package, which must be imported first."
-    yield ""
     for name, alias in ops.items():
         yield f"{alias} = torch.ops.{name}"
 

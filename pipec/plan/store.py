@@ -140,8 +140,9 @@ def check_shown(plan: Plan, directory: Path) -> None:
             what = "the file shows another graph than the stage that is cut from the model"
             raise PlanError(what, where=path, hint="compile the model again")
         if read_data(shown) != json_to_python(json.loads(text)):
-            what = "the file shows another graph than its neighbour, which runs"
-            raise PlanError(what, where=shown, want=path.name, hint="compile the model again")
+            what = "the file is not its neighbour, which runs, as Python"
+            hint = "if another version of pipec has written it, compile the model again"
+            raise PlanError(what, where=shown, want=path.name, hint=hint)
 
 
 Key = Annotated[str, Meta(pattern="^[0-9a-z]+$")]

@@ -110,7 +110,8 @@ Weights are arguments. Shapes stand behind every line.
 
 import torch
 from torch import device, inf, nan  # noqa: F401
-from pipec.graph import comm  # noqa: F401  (defines torch.ops.pipec)
+
+import pipec.graph.comm  # noqa: F401  (defines torch.ops.pipec)
 
 aten = torch.ops.aten
 pipec_ops = torch.ops.pipec
