@@ -67,6 +67,7 @@ def emitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def check(tool: str, *words: object) -> None:
+    pytest.importorskip(tool)
     command = [sys.executable, "-m", tool, *map(str, words)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
