@@ -75,7 +75,8 @@ def reseal(directory: Path) -> None:
 
 def faults(directory: Path, target: str) -> list[Fault]:
     """Every fault that can be injected into a clean directory."""
-    return list({"torch": _torch, "onnx": _onnx, "fpga": _fpga}[target](directory))
+    own = {"torch": _torch, "onnx": _onnx, "fpga": _fpga}[target](directory)
+    return [*own, *_of_stage_graphs(directory)]
 
 
 def _torch(directory: Path) -> Iterator[Fault]:
@@ -86,14 +87,6 @@ def _torch(directory: Path) -> Iterator[Fault]:
         for kind, where, wrong in changes(tables, rng, _readers(directory)):
             yield Fault(kind, f"{path.parent.name} {where}", partial(_resave, name, wrong))
     yield from _of_graph(json.loads((directory / MODEL).read_text("utf-8")))
-    for path in sorted(directory.glob("graphs/*/*.json")):
-        for kind, where, keys, value in graph_changes(path):
-            name = path.relative_to(directory)
-            change = partial(_rewrite, name, keys, value)
-            yield Fault(f"{path.stem}: {kind}", f"{path.parent.name} {where}", change)
-            if path.stem == "B" and keys[0] == "nodes":
-                change = partial(_rewrite_each, path.parent.relative_to(directory), where, value)
-                yield Fault(f"B, I and W: {kind}", f"{path.parent.name} {where}", change)
     into = defaultdict[int, list[int]](list)
     for k, channel in enumerate(json.loads((directory / PLAN).read_text("utf-8"))["channels"]):
         into[channel["dst"]].append(k)
@@ -122,6 +115,18 @@ def _of_graph(graph: Json) -> Iterator[Fault]:
             yield Fault(kind, node["name"], partial(_rewrite, MODEL, ("nodes", k, "args"), args))
     fewer = graph["outputs"][1:]
     yield Fault("a dropped output", "the model", partial(_rewrite, MODEL, ("outputs",), fewer))
+
+
+def _of_stage_graphs(directory: Path) -> Iterator[Fault]:
+    """Faults of the training graphs, which run, and of stage graphs, which are to be looked at."""
+    for path in sorted(directory.glob("graphs/*/*.json")):
+        for kind, where, keys, value in graph_changes(path):
+            name = path.relative_to(directory)
+            change = partial(_rewrite, name, keys, value)
+            yield Fault(f"{path.stem}: {kind}", f"{path.parent.name} {where}", change)
+            if path.stem == "B" and keys[0] == "nodes":
+                change = partial(_rewrite_each, path.parent.relative_to(directory), where, value)
+                yield Fault(f"B, I and W: {kind}", f"{path.parent.name} {where}", change)
 
 
 def _wrong_args(target: str, args: list[Any]) -> Iterator[tuple[str, list[Any]]]:

@@ -24,14 +24,18 @@ def test_faults_are_reported(tmp_path: Path, model: str, target: str) -> None:
         assert try_fault(clean, loaded, fault, tmp_path, seed), fault
 
 
-@pytest.mark.parametrize("model", ["mlp", "train-gated"])
-def test_faults_of_the_graphs_of_stages_are_reported(tmp_path: Path, model: str) -> None:
+@pytest.mark.parametrize(
+    ("model", "target"), [("mlp", "torch"), ("train-gated", "torch"), ("file-gates", "onnx")]
+)
+def test_faults_of_the_graphs_of_stages_are_reported(
+    tmp_path: Path, model: str, target: str
+) -> None:
     """Of F, B, I and W, whichever the schedule runs, and of those that are there to be read."""
     loaded, clean = make(model, tmp_path), tmp_path / "clean"
-    emit(make_plan(loaded.graph, parse_cluster("2xcpu"), "torch"), clean)
+    emit(make_plan(loaded.graph, parse_cluster("2xcpu"), target), clean)
     assert report_of(clean, loaded, 0) == ""
-    found = [f for f in faults(clean, "torch") if ":" in f.kind]
-    files = {"F"} if model == "mlp" else {"F", "B", "I", "W", "B, I and W"}
+    found = [f for f in faults(clean, target) if ":" in f.kind]
+    files = {"F"} if model != "train-gated" else {"F", "B", "I", "W", "B, I and W"}
     assert {f.kind.split(":")[0] for f in found} == files
     for seed, fault in enumerate(sample(found, 24, 0)):
         assert try_fault(clean, loaded, fault, tmp_path, seed), fault
