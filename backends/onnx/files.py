@@ -122,8 +122,10 @@ def check_shapes(proto: onnx.ModelProto, weights: Mapping[str, Tensor | Array]) 
         _inline(n, w) if w.nbytes <= _SMALL else _external(n, w, "weights", 0)
         for n, w in weights.items()
     )
+    # values are not followed into the bodies of two Scans: ONNX takes equal names there for one
+    values = [n.op_type for n in proto.graph.node].count("Scan") < 2
     try:
-        onnx.shape_inference.infer_shapes(light, check_type=True, strict_mode=True, data_prop=True)
+        onnx.shape_inference.infer_shapes(light, True, strict_mode=True, data_prop=values)
     except (onnx.shape_inference.InferenceError, ValueError) as error:
         raise _error(proto.graph.name, error) from error
 

@@ -29,6 +29,7 @@ from pipec.graph.arrays import Array
 from pipec.graph.ir import Graph, GraphOutput, OutputKind, origin
 from pipec.graph.units import placement_units
 from pipec.plan.store import load_plan
+from tests.frontends.onnx import models
 from tests.plans import chain, cut, files, loaded
 from tests.toys import Builder, aten, mlp
 
@@ -405,3 +406,20 @@ def test_complex_values_stay_inside_a_stage(taken: torch.dtype, *, inside: bool)
     told = "(.|\n)*".join(f"{n}: complex64, which onnxruntime does not take" for n in names)
     with pytest.raises(BackendError, match=told):
         compiled()
+
+
+def test_bodies_of_scans_may_share_their_names(tmp_path: Path) -> None:
+    info, node = helper.make_tensor_value_info, helper.make_node
+    body = helper.make_graph(
+        [node("Add", ["s", "e"], ["t"]), node("Tanh", ["t"], ["u"])], "body",
+        [info("s", 1, [3]), info("e", 1, [3])], [info("t", 1, [3]), info("u", 1, [3])],
+    )  # fmt: skip
+    nodes = [
+        node("Scan", ["zero", a], [f"{b}/last", b], body=body, num_scan_inputs=1)
+        for a, b in ("xh", "hy")
+    ]
+    zero = {"zero": np.zeros(3, np.float32)}
+    proto = models.model(nodes, {"x": (TensorProto.FLOAT, [2, 3])}, ["y"], zero)
+    read = models.load(proto, tmp_path)
+    emit(cut(read.graph, target="onnx"), tmp_path / "out")
+    assert verify_artifacts(tmp_path / "out", read).ok

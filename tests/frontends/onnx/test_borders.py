@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from pipec.errors import FrontendError
 from tests.frontends.onnx.models import load, model, run
@@ -98,6 +98,17 @@ def test_equals_onnxruntime(case: str, tmp_path: Path) -> None:
     found = run(load(proto, tmp_path).graph, tensors)["y"].numpy()
     assert (found.dtype, found.shape) == (want.dtype, want.shape)
     np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-3)
+
+
+def test_sparse_weights(tmp_path: Path) -> None:
+    values = numpy_helper.from_array(np.array([1.5, 2], np.float32), "w")
+    places = numpy_helper.from_array(np.array([[0, 1], [2, 0]], np.int64), "places")
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"])]
+    proto = model(nodes, {"x": (FLOAT, [2, 3])}, ["y"])
+    proto.graph.sparse_initializer.append(helper.make_sparse_tensor(values, places, [3, 3]))
+    x = torch.arange(6.0).reshape(2, 3)
+    want = torch.tensor([[4, 0, 0], [10, 4.5, 0]])
+    torch.testing.assert_close(run(load(proto, tmp_path).graph, {"x": x})["y"], want)
 
 
 def test_dilated_pools_of_equal_size_are_refused(tmp_path: Path) -> None:
