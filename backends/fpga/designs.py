@@ -15,7 +15,7 @@ from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.engines.network import Network
 from pipec.backends.fpga.fifo import join_fifos
 from pipec.backends.fpga.lowering.lower import lower
-from pipec.backends.fpga.lowering.types import OwnTypes, Types, own_type, parse_types
+from pipec.backends.fpga.lowering.types import OwnTypes, Types, forms_of, own_type, parse_types
 from pipec.backends.fpga.memory import Item
 from pipec.backends.fpga.numbers import Int8
 from pipec.backends.fpga.quantise.formats import formats_of, observe
@@ -134,8 +134,10 @@ def lower_stages(plan: Plan) -> tuple[Network, ...]:
             continue
         found.append(network)
         orders |= {port.value: port.order for port in network.outputs}
-        edges = ((port.value, network.named.get(port.use.edge)) for port in network.outputs)
-        formats |= {value: form for value, form in edges if form}
+        layers = {layer.name: layer for layer in network.layers}
+        for port in network.outputs:
+            if len(forms := forms_of(port.use.edge, layers, network.named)) == 1:
+                formats[port.value] = forms.pop()
         types |= {port.value: port.use.dtype for port in network.outputs}
     if len(problems) == 1:
         raise problems[0]

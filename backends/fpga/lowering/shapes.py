@@ -23,7 +23,7 @@ from pipec.backends.fpga.engines.steps import MapStep
 from pipec.backends.fpga.engines.view import View, merge, standard_order, strides_of
 from pipec.backends.fpga.lowering.dense import constant
 from pipec.backends.fpga.lowering.maps import pad_around
-from pipec.backends.fpga.lowering.types import append_round, format_after
+from pipec.backends.fpga.lowering.types import append_round, format_after, forms_of
 from pipec.graph.arguments import bind
 from pipec.graph.ir import tensor
 
@@ -117,14 +117,17 @@ def cat(b: Builder, node: fx.Node) -> Value:
     axis = bind(node)["dim"] % len(shape)
     streams = [b.value(a) for a in args if b.is_stream(a)]
     order = streams[0].view.axis_order() or standard_order(shape)
-    values, form = list[Value](), format_after(node, b)
+    own = set().union(*(forms_of(v.edge, b.layers, b.named) for v in streams))
+    form = format_after(node, b) or max(own, key=lambda f: f.scale, default=None)
+    values = list[Value]()
     for k, a in enumerate(args):
         if not b.is_stream(a):
             values.append(constant_stream(b, a, order))
             continue
-        value, own = b.permute(node, b.value(a), order), b.named.get(b.value(a).edge)
-        other = form if own and own != form else None
-        values.append(append_round(b, node, value, other, f"_{k}") if other else value)
+        value = b.permute(node, b.value(a), order)
+        if form and forms_of(b.value(a).edge, b.layers, b.named) - {form}:
+            value = append_round(b, node, value, form, f"_{k}")
+        values.append(value)
     return join(b, node, values, axis, order)
 
 

@@ -107,12 +107,18 @@ def own_type(node: fx.Node, own: OwnTypes) -> str | None:
 
 
 def moves(layer: Layer) -> bool:
-    """Whether a layer writes numbers that it reads."""
-    if isinstance(layer.nest, Reduce):
-        return layer.nest.op != "sum"
-    if isinstance(layer.nest, Map):
-        return not layer.steps
-    return isinstance(layer.nest, Concat | Slice | Perm | Repeat)
+    """Whether a layer writes numbers that it reads, or zeros around them."""
+    if isinstance(nest := layer.nest, Reduce):
+        return nest.op != "sum" or (nest.window, nest.scale, nest.table) == (1, 1, 0)
+    return isinstance(nest, Concat | Slice | Perm | Repeat | Map) and not layer.steps
+
+
+def forms_of(edge: str, layers: Mapping[str, Layer], named: Mapping[str, Int8]) -> set[Int8]:
+    """The formats in which the model itself writes the numbers of an edge, before it moves them."""
+    layer = layers.get(edge)
+    if edge in named or layer is None or not moves(layer):
+        return {named[edge]} if edge in named else set()
+    return set().union(*(forms_of(use.edge, layers, named) for use in layer.inputs))
 
 
 def set_types(network: Network, b: Builder, own: OwnTypes, arriving: Mapping[str, str]) -> Network:
@@ -181,7 +187,9 @@ def quantize(b: Builder, node: fx.Node) -> Value:
     if b.precision != "int8" or not _is_whole(node):
         raise UnsupportedError("no engine computes this op")
     value, form = b.value(node.args[0]), _form(node, b)
-    if form is not None and b.named.setdefault(value.edge, form) != form:
+    if form and not forms_of(value.edge, b.layers, b.named) - {form}:
+        b.named[value.edge] = form
+    elif form:
         value = append_round(b, node, value, form)
     return value
 

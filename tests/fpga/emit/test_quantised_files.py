@@ -11,6 +11,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 
+import pipec
 from benchmarks._zoo_exports import quantise_file, write
 from pipec.backends.fpga.backend import FpgaBackend
 from pipec.backends.fpga.design import StageDesign
@@ -237,6 +238,65 @@ def test_parts_of_a_concatenation_keep_their_own_format(boards: int, tmp_path: P
         for name, step in (("y", 5), ("y2", 0.06)):
             (want,) = session.run([name], {"x": x.numpy()})
             assert np.abs(known[name].numpy() - want).max() < 1.01 * step
+
+
+@pytest.mark.parametrize("boards", [1, 2])
+@pytest.mark.parametrize("joined", [False, True])
+def test_a_format_that_cuts_off_what_was_moved_is_kept(
+    boards: int, joined: bool, tmp_path: Path
+) -> None:
+    """A quantiser leaves out a ReLU where the format behind it begins at zero."""
+    tables: dict[str, Any] = {
+        "a": np.float32(0.0625), "b": np.float32(0.03125), "z": np.int8(0), "low": np.int8(-128),
+        "half": np.array([4, 4], np.int64), "w": np.eye(8, dtype=np.float32)[::-1].copy(),
+    }  # fmt: skip
+    nodes = [
+        *written("x", "a", "x1"), helper.make_node("Gemm", ["x1", "w"], ["p"], transB=1),
+        *written("p", "a", "p1"), helper.make_node("Split", ["p1", "half"], ["l", "r"], axis=1),
+        helper.make_node("QuantizeLinear", ["l", "b", "low"], ["l1q"]),
+        helper.make_node("DequantizeLinear", ["l1q", "b", "low"], ["l1"]),
+        helper.make_node("Concat", ["l1", "r"], ["k"], axis=1),
+        *(written("k", "a", "k1") if joined else [helper.make_node("Identity", ["k"], ["k1"])]),
+        helper.make_node("Gemm", ["k1", "w"], ["q"], transB=1), *written("q", "a", "y"),
+    ]  # fmt: skip
+    path = saved(tmp_path, nodes, {"x": 8}, {"y": 8}, tables)
+    plan = make_plan(
+        load(str(path)).graph, parse_cluster(f"{boards}xzcu102"), "fpga",
+        options={"precision": "int8"},
+    )  # fmt: skip
+    known = {"x": torch.linspace(6, -6, 8)[None]}
+    for design in designs_of(plan):
+        known |= {
+            name: steps * form_of(design, name).scale
+            for name, steps in execute(design, known, run8, steps_of).items()
+        }
+    (want,) = ort_session(str(path), fused=False).run(None, {"x": known["x"].numpy()})
+    assert float(want.min()) >= -6.1 and (want == 0).sum() >= 2  # noqa: PT018
+    assert np.abs(known["y"].numpy() - want).max() < 1.01 * float(tables["a"])
+
+
+def test_a_border_of_a_number_keeps_the_format_of_what_it_surrounds(tmp_path: Path) -> None:
+    """Whatever the frames that are looked at, nothing is cut off within the file's format."""
+    tables = {"a": np.float32(0.25), "z": np.int8(0), "half": np.float32(0.5)}
+    nodes = [
+        *written("x", "a", "x1"),
+        helper.make_node("Unsqueeze", ["x1", "front"], ["x2"]),
+        helper.make_node("Pad", ["x2", "pads", "half"], ["p"]),
+        helper.make_node("Flatten", ["p"], ["f"]), *written("f", "a", "y"),
+    ]  # fmt: skip
+    more = {"front": np.array([0], np.int64), "pads": np.array([0, 0, 1, 0, 0, 2], np.int64)}
+    path = saved(tmp_path, nodes, {"x": 8}, {"y": 11}, {**tables, **more})
+    np.savez(tmp_path / "small.npz", x=np.full((4, 1, 8), 0.125, np.float32))
+    plan = pipec.compile(
+        str(path), devices="1xzcu102", target="fpga", precision="int8",
+        calibrate=str(tmp_path / "small.npz"),
+    )  # fmt: skip
+    (design,) = designs_of(plan)
+    x = torch.linspace(-31, 31, 8)[None]
+    found = execute(design, {"x": x}, run8, steps_of)["y"] * form_of(design, "y").scale
+    (want,) = ort_session(str(path), fused=False).run(None, {"x": x.numpy()})
+    assert np.abs(want).max() > 30
+    assert np.abs(found.numpy() - want).max() < 1.01 * 0.25
 
 
 def _last_step(zero: int) -> Any:
