@@ -27,6 +27,7 @@ class Loaded:
             name: by node. None of other models.
         axes: Axes of its inputs that it leaves open; none unless they were asked for.
         resized: With open axes, traces it at other shapes of its inputs, by name.
+        draws_apart: Whether ``original`` is run by an engine that draws random numbers of its own.
     """
 
     graph: Graph
@@ -36,3 +37,4 @@ class Loaded:
     inner: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] | None = None
     axes: Axes = field(default_factory=Axes)
     resized: Callable[[Mapping[str, tuple[int, ...]]], Graph] | None = None
+    draws_apart: bool = False

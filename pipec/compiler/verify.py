@@ -367,8 +367,7 @@ class _Check:
     @property
     def drawn_by_file(self) -> set[Yield]:
         """Outputs that follow random numbers which the file's own engine draws."""
-        graph = self.model.graph
-        return _list_drawn(graph, set()) if graph.source.kind == "onnx" else set()
+        return _list_drawn(self.model.graph, set()) if self.model.draws_apart else set()
 
     def _compare_node(self, found: Tensor, want: Tensor, name: str) -> Comparison:
         """A node of the traced graph, compared with what the model as written says."""

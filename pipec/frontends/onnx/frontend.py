@@ -64,7 +64,8 @@ class OnnxFrontend(Frontend):
         original = Original(evaluation.model.written, evaluation.inputs)
         if loss:
             graph = graph_of(evaluation, source, loss)
-            return Loaded(graph, {**traced, **loss.inputs}, _loss_of(original, loss))
+            inputs = {**traced, **loss.inputs}
+            return Loaded(graph, inputs, _loss_of(original, loss), draws_apart=True)
         graph = graph_of(evaluation, source)
         names = _name_quantised(graph, evaluation)
         inner = Original(evaluation.model.written, evaluation.inputs, names) if names else None
@@ -75,7 +76,9 @@ class OnnxFrontend(Frontend):
             other = evaluate_model(evaluation.model.written, changed, growth.computed)
             return graph_of(other, source_of(other.model, changed))
 
-        return Loaded(graph, traced, original, inner=inner, axes=axes, resized=resize)
+        return Loaded(
+            graph, traced, original, inner=inner, axes=axes, resized=resize, draws_apart=True
+        )
 
 
 def source_of(model: ModelFile, options: LoadOptions) -> Source:
