@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
 
+from pipec.autodiff.recompute import list_holders
 from pipec.graph.ir import (
     Graph,
     GraphInput,
@@ -89,6 +90,12 @@ class Training:
     def saved(self) -> tuple[SavedValue, ...]:
         """What F keeps on the device for B, parameters and constants not counted."""
         return describe_saved(self.F)
+
+    @cached_property
+    def holders(self) -> dict[str, tuple[str, ...]]:
+        """Output of the stage to the nodes of F in whose memory it lies (`list_holders`)."""
+        nodes, ends = self.F.nodes, self.F.outputs
+        return {o.name: list_holders(nodes[o.node]) for o in ends if o.kind is not OutputKind.SAVED}
 
     @property
     def saved_bytes(self) -> int:

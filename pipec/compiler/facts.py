@@ -9,7 +9,7 @@
    state, what every microbatch in flight saves and what a backward computes again are there.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 from pipec.autodiff.model import Training
@@ -32,7 +32,8 @@ def plan_facts(plan: Plan) -> Facts:
     if len(plan.timing) != len(plan.stages):
         raise PlanError("the stages are not timed", want="the pass time-stages")
     trains = plan.trains and plan.differentiated
-    saved = [{v.name for v in s.training.saved} if s.training else set() for s in plan.stages]
+    saved = [frozenset(v.name for v in s.training.saved) if s.training else frozenset()
+             for s in plan.stages]  # fmt: skip
     return Facts(
         plan.cluster,
         tuple(_training(plan, s) if trains else _forward(plan, s) for s in plan.stages),
@@ -41,8 +42,20 @@ def plan_facts(plan: Plan) -> Facts:
         messages=plan.costs.messages if plan.costs else {},
         moved_for_w={slot.name: _count_moved(plan, slot) for slot in plan.slots} if trains else {},
         state_waits=plan.state_waits,
-        saved_too=tuple(c.name for c in plan.channels if c.value in saved[c.src]),
+        saved_too=list_saved_too(plan, saved),
     )
+
+
+def list_saved_too(plan: Plan, saved: Sequence[frozenset[str]]) -> tuple[str, ...]:
+    """Channels of a differentiated plan whose value lies in memory that its sender saves anyway.
+
+    Args:
+        plan: The plan.
+        saved: Names of what each stage's F keeps on the device.
+    """
+    held = [s.training.holders if s.training else {} for s in plan.stages]
+    return tuple(c.name for c in plan.channels
+                 if not saved[c.src].isdisjoint(held[c.src].get(c.value, ())))  # fmt: skip
 
 
 def count_trained(stage: Stage) -> int:

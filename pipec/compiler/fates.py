@@ -6,7 +6,7 @@ from functools import cached_property
 
 from pipec.autodiff.model import Training
 from pipec.compiler.complete import host_channels
-from pipec.compiler.facts import plan_facts
+from pipec.compiler.facts import list_saved_too, plan_facts
 from pipec.compiler.residency import StageWork, list_work
 from pipec.compiler.stage_timing import find_measured
 from pipec.compiler.timeline import timeline_of
@@ -85,12 +85,11 @@ class FatePredictor:
             chosen: What becomes of the values of each stage.
         """
         found = [self.forecast(s, fates) for s, fates in enumerate(chosen)]
-        plan_channels = self.plan.channels
         facts = replace(
             self.facts,
             stages=tuple(t.facts for t in found),
             moved_for_w={name: size for t in found for name, size in t.for_w.items()},
-            saved_too=tuple(c.name for c in plan_channels if c.value in found[c.src].saved),
+            saved_too=list_saved_too(self.plan, [t.saved for t in found]),
         )
         slots = host_channels([slot for t in found for slot in t.slots])
         return timeline_of(facts, self._with(slots, chosen))

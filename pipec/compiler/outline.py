@@ -19,7 +19,7 @@ from torch import fx
 
 from pipec.autodiff.joint import trace_joint
 from pipec.autodiff.needs import needs_grad
-from pipec.autodiff.recompute import views
+from pipec.autodiff.recompute import list_holders, views
 from pipec.autodiff.tidy import results, separate_convolutions
 from pipec.cluster.cluster import Cluster
 from pipec.compiler.stage_timing import holder, life, peak_of
@@ -107,14 +107,18 @@ class Outline:
         weights, trained, shared = self._weights(of, len(rows))
         if self.trains:
             found = [
-                self._training(*stage, split=split, counted=self._counted or place.separate)
+                self._training(*stage, split=split, counted=self._keeps(place))
                 for stage in zip(rows, kinds, behind, weights, trained, strict=True)
             ]
         else:
             found = list(self._forward(rows, of, kinds, weights))
-        messages = self.costs.messages
         return Facts(
-            self.cluster, tuple(found), trains=self.trains, shared=shared, messages=messages
+            self.cluster,
+            tuple(found),
+            trains=self.trains,
+            shared=shared,
+            messages=self.costs.messages,
+            saved_too=tuple(self._list_saved_too(rows, of)) if self._keeps(place) else (),
         )
 
     def channels(self, stage: IntArray) -> list[Channel]:
@@ -171,6 +175,19 @@ class Outline:
                     seen.add(node)
                     yield float(size), name
 
+    def _keeps(self, place: Placement) -> bool:
+        """Whether what the stages save for their backward is counted."""
+        return self.trains and (self._counted or place.separate)
+
+    def _list_saved_too(self, rows: Sequence[Sequence[str]], of: dict[str, int]) -> Iterator[str]:
+        """Channels of values in memory that their stage saves anyway."""
+        kept = [{n.name for n in self._list_saved(frozenset(row))} for row in rows]
+        for n in self.graph.calls:
+            src = of[n.name]
+            if not kept[src].isdisjoint(self._backward.holders.get(n.name, ())):
+                readers = {of[u.name] for u in n.users if u.name in of} - {src}
+                yield from (f"s{src}.s{dst}.{n.name}" for dst in sorted(readers))
+
     def _yields_gradient(self, reader: fx.Node) -> bool:
         """Whether what a call yields depends on what it reads, as far as gradients go."""
         items = [u.name for u in reader.users if u.target is operator.getitem]
@@ -208,7 +225,7 @@ class Outline:
             weights,
             gradients=sum(trained),
             parameters=tuple(trained),
-            saved=self._count_saved(names) if counted else 0.0,
+            saved=float(sum(map(nbytes, self._list_saved(names)))) if counted else 0.0,
             saved_for_w=self._count_left(names) if counted and split else None,
         )
 
@@ -275,9 +292,9 @@ class Outline:
             if i.kind.is_weight
         ]
 
-    def _count_saved(self, row: frozenset[str]) -> float:
-        """Bytes of what the backward of these calls reads of their forward."""
-        return self._count_kept(row, (r for name in row for r in self._reads.get(name, ())))
+    def _list_saved(self, row: frozenset[str]) -> set[fx.Node]:
+        """What the backward of these calls reads of their forward."""
+        return self._list_kept(row, (r for name in row for r in self._reads.get(name, ())))
 
     def _count_left(self, row: frozenset[str]) -> float:
         """Bytes of what W of these calls reads: of their forward, of I, of gradients received.
@@ -293,11 +310,12 @@ class Outline:
         early |= {u for n in early for u in n.users if u.target is operator.getitem}
         late = (nodes & passed) - early
         read = {r for n in late for r in n.all_input_nodes if r not in late}
-        return self._count_kept(row, read | {n for n in early if not passed.issuperset(n.users)})
+        read |= {n for n in early if not passed.issuperset(n.users)}
+        return float(sum(map(nbytes, self._list_kept(row, read))))
 
-    def _count_kept(self, row: frozenset[str], read: Iterable[fx.Node]) -> float:
-        """Bytes of what is read; a view of these calls' own is made again of what it views."""
-        stack, seen, size = list(read), set[fx.Node](), 0
+    def _list_kept(self, row: frozenset[str], read: Iterable[fx.Node]) -> set[fx.Node]:
+        """What is kept to be read; a view of these calls' own is made again of what it views."""
+        stack, seen, kept = list(read), set[fx.Node](), set[fx.Node]()
         while stack:
             node = stack.pop()
             if node in seen or node in self._backward.free:
@@ -306,8 +324,8 @@ class Outline:
             if node.op == "call_function" and views(node) and origin(node).name in row:
                 stack.extend(node.all_input_nodes)
             else:
-                size += nbytes(node)
-        return float(size)
+                kept.add(node)
+        return kept
 
     @property
     def _reads(self) -> dict[str, list[fx.Node]]:
@@ -341,12 +359,14 @@ class _Backward:
     Attributes:
         reads: Call of the model to what its backward reads of the forward.
         calls: Call of the model to the calls of its backward.
+        holders: Call of the model to the nodes of the joint graph in whose memory its value lies.
         passed: Calls of the backward that more follows than sums of one weight's gradients.
         free: Weights of the joint graph: they are there anyway.
     """
 
     reads: dict[str, list[fx.Node]]
     calls: dict[str, list[fx.Node]]
+    holders: dict[str, tuple[str, ...]]
     passed: frozenset[fx.Node]
     free: frozenset[fx.Node]
 
@@ -374,7 +394,37 @@ def _trace(model: Graph, needs: frozenset[str]) -> _Backward:
     kinds = (InputKind.PARAMETER, InputKind.CONSTANT)
     names = {i.node for i in model.inputs_of(*kinds)}
     free = {n for n in graph.nodes if n.op == "placeholder" and n.name in names}
-    return _Backward(reads, calls, frozenset(passed), frozenset(free))
+    holders = _list_holders(model, [n for n in graph.nodes if n in forward])
+    return _Backward(reads, calls, holders, frozenset(passed), frozenset(free))
+
+
+def _list_holders(model: Graph, forward: Sequence[fx.Node]) -> dict[str, tuple[str, ...]]:
+    """Nodes of the joint graph in whose memory the value of each call lies.
+
+    Of several nodes of a call, the last one of its value's type yields it. Views that cancel each
+    other are not in the joint graph: what they show is.
+    """
+    values = {n.name: n.meta["val"] for n in model.calls}
+    found = {
+        origin(n).name: list_holders(n)
+        for n in forward
+        if n.op == "call_function" and _is_like(n, values.get(origin(n).name))
+    }
+    for n in model.calls:
+        base = n
+        while base.name not in found and base.op == "call_function" and views(base):
+            base = base.all_input_nodes[0]
+        if base.name in found and _is_like(n, values.get(base.name)):
+            found[n.name] = found[base.name]
+    return found
+
+
+def _is_like(node: fx.Node, value: object) -> bool:
+    """Whether a node yields what a value of the model is."""
+    own = node.meta["val"]
+    if not isinstance(own, torch.Tensor) or not isinstance(value, torch.Tensor):
+        return False
+    return own.shape == value.shape and own.dtype == value.dtype
 
 
 def _joint(model: Graph, needs: frozenset[str]) -> fx.Graph:

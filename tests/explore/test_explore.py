@@ -15,6 +15,7 @@ from torch import nn
 
 from pipec.cluster.cluster import Cluster, Level, Link, parse_cluster
 from pipec.compiler.endless import round_of
+from pipec.compiler.facts import plan_facts
 from pipec.errors import PartitionError, PipecError, PlanError
 from pipec.explore.cache import cache_directory, content_key, recall, remember
 from pipec.explore.candidate import CHUNKS, Candidate, ease_memory, list_candidates
@@ -81,6 +82,43 @@ def test_figures_are_those_of_the_plans(devices: str, names: tuple[str, ...]) ->
         assert found.bound <= found.seconds
         compared += 1
     assert compared > 2
+
+
+class Crossing(nn.Module):
+    """Values that several later layers read, and that the backward keeps under another name."""
+
+    def __init__(self, width: int = 64) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = []
+        for layer in self.layers:
+            found.append(layer(x))
+            x = nn.functional.gelu(found[-1])
+        return found[0] * found[3] + found[1].t().t() + x
+
+
+@pytest.mark.parametrize("schedule", ["interleaved", "zbv", "dualpipev"])
+def test_a_value_that_its_sender_keeps_is_there_once(schedule: str) -> None:
+    """Stages of one device hand values over: what is saved anyway takes no second memory."""
+    batch = 4
+    graph = trace(
+        Crossing(),
+        (torch.zeros(batch, 64),),
+        loss=Loss(nn.functional.mse_loss, torch.zeros(batch, 64)),
+        source=Source("memory", "crossing"),
+    )
+    made = Maker(Rebatched(graph), parse_cluster("2xv100"))
+    every = ways(made, 8 * batch, schedule)
+    candidates = [c for c in every if plain_name(c.schedule) == schedule]
+    assert candidates
+    for c in candidates:
+        plan = made.make(c)
+        assert plan.timeline is not None
+        assert plan_facts(plan).saved_too
+        found = Predictor(made).predict(c)
+        assert found.peak_bytes == pytest.approx(plan.timeline.peak_bytes, rel=1e-9)
 
 
 def test_asynchronous_ones_are_asked_for() -> None:
