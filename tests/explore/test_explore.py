@@ -96,7 +96,8 @@ class Crossing(nn.Module):
         for layer in self.layers:
             found.append(layer(x))
             x = nn.functional.gelu(found[-1])
-        return found[0] * found[3] + found[1].t().t() + x
+        last: torch.Tensor = found[0] * found[3] + found[1].t().t() + x
+        return last
 
 
 @pytest.mark.parametrize("schedule", ["interleaved", "zbv", "dualpipev"])
