@@ -17,6 +17,7 @@ from pipec.frontends.torch_module import from_module
 from pipec.graph.eager import eager_parts
 from tests.runtime.eager_models import CASES, PUBLISHED, Case, Part, Sometimes
 
+pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without:UserWarning")
 MICROBATCHES, STEPS = 4, 3
 SCHEDULES = ["1f1b", "interleaved", "pipedream"]
 Batch = list[tuple[dict[str, Tensor], Any]]
