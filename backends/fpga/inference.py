@@ -29,7 +29,7 @@ from pipec.backends.fpga.quantise.bound import Bound, bounds_of, tolerance_of
 from pipec.backends.fpga.quantise.samples import keep, random_frames, unseen_frames
 from pipec.backends.fpga.stagejson import Json, read_record, write_record
 from pipec.backends.fpga.toolchain import has_compiler
-from pipec.compiler.comparison import Allowed
+from pipec.compiler.comparison import MOST_STEPS, Allowed
 from pipec.compiler.tolerance import SAME_KERNELS, rounding_tolerance
 from pipec.graph.ir import Graph
 from pipec.graph.lower import lower
@@ -108,7 +108,7 @@ def emit_inference(plan: Plan, directory: Path) -> None:
         accepted = allow_golden(design, frame, tolerance)
         steps = _steps(design, graphs[k])
         largest = {value: max(float(frame.outputs[value].abs().max()), 1e-30) for value in steps}
-        own = {value: 1.01 * step / largest[value] for value, step in steps.items()}
+        own = {value: 1.01 * MOST_STEPS * step / largest[value] for value, step in steps.items()}
         facts: Json = {"tolerance": tolerance, **({"steps": steps} if steps else {})}
         if types.narrow:
             facts["bounds"] = [b.to_json() for b in known]

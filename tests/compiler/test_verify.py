@@ -344,6 +344,19 @@ def test_random_numbers_are_the_same_in_both_and_the_callers_go_on(tmp_path: Pat
     assert len(drawn) == 3
 
 
+@pytest.mark.parametrize(
+    ("apart", "ok"),
+    [([1] * 60, True), ([4, 4, 4], True), ([4] * 4, False), ([5], False), ([], True)],
+)
+def test_steps_of_quantised_values(apart: list[int], ok: bool) -> None:
+    """Of sixty places, three may be four steps apart, the others one."""
+    want = torch.linspace(-4, 4, 60)
+    found = want.clone()
+    found[: len(apart)] += torch.tensor(apart) * 0.25
+    by = Allowed(1e-6, step=0.25)
+    assert compare(found, want, by, name="q", kind="value", stage=0).ok is ok
+
+
 @pytest.mark.parametrize("off", [0.0, 1.0])
 def test_what_a_mask_fills_in_is_not_the_scale(off: float) -> None:
     """Neither of tensors that are equal nor of others."""
