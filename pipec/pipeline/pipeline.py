@@ -250,7 +250,7 @@ class Pipeline:
             raise error
         for hook in () if found.skipped else self._hooks:
             hook(self)
-        loss, outputs = found.loss, self._outputs(self._runner, result, shares)
+        loss, outputs = found.loss, self._outputs(self._runner, result)
         return StepResult(math.nan if loss is None else loss, found.norm, found.skipped, outputs)
 
     def evaluate(self, loader: Iterable[Batch | None], *, outputs: bool = False) -> Evaluation:
@@ -281,7 +281,7 @@ class Pipeline:
             weight = sum(shares.weights)
             total, weights = total + (loss or 0.0) * weight, weights + weight
             if outputs:
-                for name, value in self._outputs(runner, result, shares).items():
+                for name, value in self._outputs(runner, result).items():
                     kept.setdefault(name, []).append(value)
         mean = total / weights if self.plan.trains and weights else None
         return Evaluation(mean, {n: torch.cat(parts) for n, parts in kept.items()})
@@ -379,16 +379,9 @@ class Pipeline:
 
     def _shares(self, counted: Sequence[float], shapes: Sequence[int]) -> Shares:
         assert self.plan.schedule is not None
-        self._stand_in = next(k for k, c in enumerate(counted) if c)
-        if self._batch:
-            self._batch = [
-                m if c else self._batch[self._stand_in]
-                for m, c in zip(self._batch, counted, strict=True)
-            ]
-        stand_in = shapes[self._stand_in]
-        used = [s if c else stand_in for s, c in zip(shapes, counted, strict=True)]
-        left = self.plan.schedule.microbatches - len(used)
-        return Shares((*counted, *[0.0] * left), (*used, *[stand_in] * left))
+        self._present, self._stand_in = len(counted), next(k for k, c in enumerate(counted) if c)
+        left = self.plan.schedule.microbatches - len(counted)
+        return Shares((*counted, *[0.0] * left), (*shapes, *[shapes[self._stand_in]] * left))
 
     def _counts_of(self, graph: Graph) -> list[Count]:
         return [self._weight] if self._weight else counts_of(graph, self._splitter.rows_of)
@@ -420,7 +413,7 @@ class Pipeline:
         program = self._evaluations[shape]
         return list(self._evaluations).index(shape), self._counts_of(program.plan.graph)
 
-    def _outputs(self, runner: Runner, result: Result, shares: Shares) -> Tensors:
+    def _outputs(self, runner: Runner, result: Result) -> Tensors:
         named = {f"{m:09} {n}": t for (m, n), t in result.outputs.items()}
         if not any(exchange(bool(named))):
             return {}
@@ -428,7 +421,7 @@ class Pipeline:
         parts: dict[str, list[torch.Tensor]] = {}
         for key in sorted(found or {}):
             m, name = key.split(" ", 1)
-            if found and shares.weight(int(m)):
+            if found and int(m) < self._present:
                 parts.setdefault(name, []).append(found[key])
         return {n: torch.cat(p) if p[0].dim() else torch.stack(p) for n, p in parts.items()}
 

@@ -34,7 +34,7 @@ from pipec.runtime.scaling import LossScale
 from pipec.runtime.settings import OnNan, Settings
 from pipec.runtime.shares import Shares
 from pipec.runtime.spikes import Spikes
-from pipec.runtime.stage import Outcome, StageRunner
+from pipec.runtime.stage import StageRunner
 from pipec.runtime.steps import Steps
 from pipec.runtime.tensors import TensorType
 from pipec.runtime.transport import Meeting, Transport, Waits, poll
@@ -413,15 +413,13 @@ class Executor:
         for value, channels in stage.outgoing.items():
             for c in channels:
                 self.moves.put(c.name, m, outcome[OutputKind.VALUE][value])
+        number = m % self.rounds.microbatches
         if self.rounds.weight(m):
             weights.update_buffers(outcome[OutputKind.BUFFER_UPDATE])
-            self._note(outcome, m % self.rounds.microbatches)
-
-    def _note(self, outcome: Outcome, microbatch: int) -> None:
-        for loss in outcome[OutputKind.LOSS].values():
-            self.result.losses[microbatch] = loss.detach()
-        for name, value in outcome[OutputKind.OUTPUT].items():
-            self.result.outputs[microbatch, name] = value
+            for loss in outcome[OutputKind.LOSS].values():
+                self.result.losses[number] = loss.detach()
+        for name, output in outcome[OutputKind.OUTPUT].items():
+            self.result.outputs[number, name] = output
 
     def _backward(self, action: Action) -> None:
         stage, runner, weights, m = self._stage(action)
@@ -440,7 +438,8 @@ class Executor:
             replicas = len(self.program.schedule.placement.backward[action.stage])
             update = self.program.schedule.rule.update_of(m, replicas)
             sums = outcome[OutputKind.WEIGHT_GRADIENT].items()
-            known = {n: g for n, g in sums if not is_absent(g)}
+            counts = bool(self.rounds.weight(m))  # a mean over no targets has no gradient, but NaN
+            known = {n: g for n, g in sums if counts and not is_absent(g)}
             weights.accumulate(update, known, runner.list_owned(kind))
 
     def _gradients(self, stage: StageProgram, microbatch: int) -> Tensors:

@@ -7,8 +7,9 @@ update over the microbatches M makes a step with
 grad = sum over m in M of w_m grad L_m / sum over m in M of w_m
 ```
 
-which is the gradient of the mean over all valid tokens. A microbatch that is not there (the data
-ended) has weight 0: it runs on a copy of another one's inputs, which adds exactly nothing.
+which is the gradient of the mean over all valid tokens. A microbatch without any has weight 0:
+of it outputs alone are kept, for its mean is NaN. One that is not there (the data ended) has, too,
+and runs on a copy of another one's inputs.
 """
 
 from collections.abc import Iterable, Sequence

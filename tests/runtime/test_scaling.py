@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from pipec.errors import PipecError
+from pipec.runtime import scaling
 from pipec.runtime.checkpoint import Checkpoints
 from pipec.runtime.executor import Settings
 from pipec.runtime.local import LocalPipeline
@@ -16,7 +17,7 @@ from tests.autodiff.chain import Case, worst
 from tests.autodiff.zoo import floats, seeded
 from tests.runtime.pipelines import batches, scheduled, staged
 
-FIRST, ROUNDS, MICROBATCHES = 2.0**30, 24, 4
+FIRST, ROUNDS, BREAK, MICROBATCHES = 2.0**30, 24, 16, 4
 
 
 class Half(nn.Module):
@@ -39,10 +40,11 @@ def sgd(parameters: object) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)  # type: ignore[arg-type]
 
 
-def plain(clip: float | None) -> tuple[dict[str, Tensor], list[float]]:
+def plain(clip: float | None, interval: int) -> tuple[dict[str, Tensor], list[float]]:
     """Weights, and the scale after every step."""
     model, scales = seeded(CASE), []
-    optimizer, scaler = sgd(model.parameters()), torch.amp.GradScaler("cpu", init_scale=FIRST)
+    optimizer = sgd(model.parameters())
+    scaler = torch.amp.GradScaler("cpu", init_scale=FIRST, growth_interval=interval)
     for step in range(ROUNDS):
         optimizer.zero_grad()
         for k in range(step * MICROBATCHES, (step + 1) * MICROBATCHES):
@@ -60,13 +62,14 @@ def plain(clip: float | None) -> tuple[dict[str, Tensor], list[float]]:
     return model.state_dict(), scales
 
 
-@pytest.mark.parametrize("clip", [None, 0.05])
+@pytest.mark.parametrize(("clip", "interval"), [(None, 2000), (0.05, 2000), (None, 4)])
 def test_scaling_is_that_of_torch_and_survives_a_checkpoint(
-    clip: float | None, tmp_path: Path
+    clip: float | None, interval: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    want, scales = plain(clip)
+    monkeypatch.setattr(scaling, "_INTERVAL", interval)  # of good updates, then the scale grows
+    want, scales = plain(clip, interval)
     assert scales[0] < FIRST
-    assert scales[-1] == scales[-8] > 1  # some updates overflow, then none does
+    assert interval == 4 or scales[-1] == scales[-8] > 1  # some updates overflow, then none does
     plan = staged(CASE, seeded(CASE), 3)
     settings = Settings(sgd, clip=clip, on_nan="stop", loss_scale=FIRST)
 
@@ -78,9 +81,9 @@ def test_scaling_is_that_of_torch_and_survives_a_checkpoint(
 
     def note(step: Step) -> None:
         steps.append(step)
-        found.append(runs[step.step >= ROUNDS // 2].executors[0].scaling.scale)
+        found.append(runs[step.step >= BREAK].executors[0].scaling.scale)
 
-    for rounds, run in zip((ROUNDS // 2, ROUNDS), runs, strict=True):
+    for rounds, run in zip((BREAK, ROUNDS), runs, strict=True):
         train(run, rounds, [note], checkpoints=Checkpoints(tmp_path, run.executors))
     assert found == scales
     assert [s.skipped for s in steps] == [
