@@ -1,0 +1,192 @@
+"""Pauses and depths from the code of engines, at several clocks."""
+
+import dataclasses
+import math
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from benchmarks.hls_check.compiled import intervals, loops_in, parse
+from benchmarks.hls_check.found import Interval, names_in
+from benchmarks.hls_check.ir import Loop
+from benchmarks.hls_check.operators import CLOCKS, Delays
+from benchmarks.hls_check.recurrence import Body
+from benchmarks.hls_check.schedule import HAND_OVER as LEAST
+from benchmarks.hls_check.stages import stages_in
+from pipec.backends.fpga.arithmetic import operators, step_depth
+from pipec.backends.fpga.emit.beside import files_beside, share
+from pipec.backends.fpga.emit.stage import write_stage
+from pipec.backends.fpga.engines.norm import ROW_OPS, Norm
+from pipec.backends.fpga.engines.perm import Perm
+from pipec.backends.fpga.engines.steps import BINARY, UNARY
+from pipec.backends.fpga.links import HAND_OVER
+from pipec.cluster.file import load_cluster
+from pipec.compiler.driver import emit, make_plan
+from pipec.frontends.trace import trace
+from pipec.graph.ir import Source
+from tests.fpga.emit.harness import Case, design_of
+from tests.fpga.emit.test_shared_link import ends
+
+ENGINES = Path(__file__).resolve().parents[3] / "backends/fpga/hls/engines"
+
+
+needs_clang = pytest.mark.skipif(shutil.which("clang-14") is None, reason="needs clang-14")
+
+
+def row_unit(folder: Path, nest: Norm, clock: float) -> list[Interval]:
+    """The pauses of a row unit between its own ports."""
+    x, table = np.zeros((nest.rows, nest.channels)), np.ones((nest.cf, nest.lanes))
+    tables = {role: table for role in ("scale", "shift") if getattr(nest, role)}
+    ends = [(x.astype(np.float32), nest.lanes)]
+    case = Case("unit", nest, ends * (1 + nest.is_gradient), ends, tables)
+    write_stage(design_of([case]), folder, golden=None)
+    return [i for i in loops_in(folder / "src", clock) if i.pause]
+
+
+@needs_clang
+@pytest.mark.parametrize(
+    ("lanes", "channels", "clock"), [(1, 30, 300.0), (4, 40, 200.0), (3, 100, 200.0)]
+)
+@pytest.mark.parametrize("op", ROW_OPS)
+def test_row_units_drain_as_long_as_they_say(
+    tmp_path: Path, op: str, lanes: int, channels: int, clock: float
+) -> None:
+    """Operators on the longest path of a pass and behind it: no less is declared, and hardly more;
+    ten cycles, or half of them, are too few."""
+    affine = op in ("layer_norm", "rms_norm")
+    nest = Norm(
+        3, channels, 1, lanes, op, eps=1e-5, size=5 if op == "lrn" else 0,
+        alpha=1e-4, beta=0.75, k=1.0, scale=affine or op == "layer_norm_gradient", shift=affine,
+    )  # fmt: skip
+    nest = dataclasses.replace(nest, gaps=nest.drains("float32", clock))
+    found = row_unit(tmp_path / "whole", nest, clock)
+    assert sorted(i.declared for i in found) == sorted(nest.gaps)
+    assert all(i.ok for i in found), found
+    assert sum(nest.gaps) <= 1.5 * sum(i.least for i in found)
+    half = tuple(gap // 2 for gap in nest.gaps)
+    for number, gaps in enumerate(((10,) * nest.passes, half)):
+        short = dataclasses.replace(nest, gaps=gaps)
+        assert not all(i.ok for i in row_unit(tmp_path / f"short{number}", short, clock))
+
+
+@needs_clang
+@pytest.mark.parametrize(
+    ("sizes", "order", "ends"),
+    [((4, 68), (1, 0), (272, 17, 272, 17)), ((4, 12, 4, 5), (3, 2, 1, 0), (240, 15, 60, 6)),
+     ((64, 4, 3), (2, 1, 0), (12, 1, 256, 1)), ((512, 12), (1, 0), (12, 4, 512, 4))],
+)  # fmt: skip
+def test_a_place_takes_no_longer_than_estimated(
+    tmp_path: Path, sizes: tuple[int, ...], order: tuple[int, ...], ends: tuple[int, int, int, int]
+) -> None:
+    """In registers, whole tokens and banks; three of the four take every cycle of it."""
+    nest, total = Perm(1, sizes, order, *ends), math.prod(sizes)
+    x, y = (np.zeros((total // c, c), np.float32) for c in ends[::2])
+    case = Case("unit", nest, [(x, ends[1])], [(y, ends[3])])
+    write_stage(design_of([case]), tmp_path, golden=None)
+    (found,) = (i for i in loops_in(tmp_path / "src", 300.0) if i.engine == "unit")
+    assert nest.depth - 3 <= found.depth <= nest.depth
+
+
+@needs_clang
+@pytest.mark.parametrize(("way", "clock"), [("tx", 200.0), ("tx", 300.0), ("rx", 300.0)])
+def test_a_packet_follows_another_as_late_as_the_estimate_says(
+    tmp_path: Path, way: str, clock: float
+) -> None:
+    """From the last beat of a packet to the first one of the next: the loop over the beats drains,
+    and what stands around it takes cycles; a packet is counted as a header, its beats, `HAND_OVER`.
+    """
+    design = ends({"x": (16, 700), "y": (3, 41)})[way == "rx"]
+    values = [f"{'out' if way == 'tx' else 'in'}_{v}" for v in "xy"]
+    for name, text in files_beside(design, [share(design, values, way)], platform=True).items():
+        path = tmp_path / Path(name).name
+        (path if path.suffix != ".cpp" else path.with_name("stage_top.cpp")).write_text(text)
+    found = parse(tmp_path)
+    bodies = [
+        Body(f, part, found.arrays, Delays(clock), found.sizes)
+        for f in found.functions
+        for outer in f.loops
+        for loop in f.loops
+        if {"send", "receive"} & set(names_in(f.name)) and loop.blocks < outer.blocks
+        for part in (loop, Loop(outer.header, outer.blocks - loop.blocks))
+    ]
+    inner, around = (b.cycles for b in bodies)
+    assert 3 < max(inner, 1) + around + LEAST <= 1 + 1 + HAND_OVER
+
+
+GRADIENTS = ("relu", "sigmoid", "tanh", "gelu", "gelu_tanh", "silu")
+
+
+STEP = """
+void step_{op}(int n, hls::stream<float> &in, hls::stream<float> &out) {{
+  for (int i = 0; i < n; ++i) {{
+#pragma HLS PIPELINE II = 1
+    FIRE(1, {depth});
+    const float x = in.read();
+    out.write(ops::{op}(x{operands}));
+  }}
+}}
+"""
+
+
+@needs_clang
+@pytest.mark.parametrize("clock", [200.0, 300.0])
+def test_elementwise_steps_take_no_longer_than_estimated(tmp_path: Path, clock: float) -> None:
+    """Every step of a `Map`, alone; one that is a cycle shorter is seen among them."""
+    shutil.copytree(ENGINES, tmp_path / "engines")
+    two = (*BINARY, "leaky_relu", "elu", *(f"{op}_grad" for op in GRADIENTS))
+    operands = dict.fromkeys(UNARY, "") | dict.fromkeys(two, ", in.read()")
+    depths = {op: step_depth(op, "float32", clock) + 1 for op in operands}
+    steps = (STEP.format(op=op, depth=depths[op], operands=o) for op, o in operands.items())
+    calls = "\n".join(f"  engine::step_{op}(n, a, b);" for op in operands)
+    top = "void stage_top(int n, hls::stream<float> &a, hls::stream<float> &b)"
+    includes = '#include "engines/base.h"\n#include "engines/ops.h"\nnamespace engine {'
+    text = f"{includes}{''.join(steps)}}}\n{top} {{\n{calls}\n}}\n"
+    (tmp_path / "stage_top.cpp").write_text(text)
+    found = loops_in(tmp_path, clock)
+    assert {i.kind for i in found} == {f"step_{op}" for op in operands}
+    assert {i.kind: i.short for i in found if not i.ok} == {}
+
+
+class Rows(nn.Module):
+    """A linear layer, a norm of rows, and a softmax over lanes that do not divide its rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(12, 30), nn.LayerNorm(30)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.softmax(self.norm(torch.sigmoid(self.linear(x))), -1)
+
+
+@needs_clang
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_board_with_a_fast_clock_has_deep_pipelines(tmp_path: Path, precision: str) -> None:
+    """At 300 MHz all emitted loops and pauses hold; with the depths of 200 MHz they do not."""
+    model, depths = Rows(), {}
+    for clock in (200, 300):
+        cluster = tmp_path / f"{clock}.toml"
+        cluster.write_text(f'[[device]]\nkind = "vcu118"\nclock = "{clock} MHz"\n')
+        graph = trace(model, (torch.randn(1, 16, 12),), source=Source("torch", "rows"))
+        plan = make_plan(graph, load_cluster(cluster), "fpga", options={"precision": precision})
+        emit(plan, tmp_path / str(clock))
+        (stage,) = stages_in(tmp_path / str(clock))
+        assert all(i.ok for i in intervals(stage))
+        depths[clock] = sum(i.declared_depth or 0 for i in intervals(stage))
+    assert depths[200] < depths[300]
+    assert not all(i.ok for i in loops_in(stages_in(tmp_path / "200")[0] / "src", 300.0))
+
+
+@pytest.mark.parametrize("clock", CLOCKS)
+def test_the_estimate_has_the_cores_of_the_reports(clock: float) -> None:
+    """A core of latency L has L + 1 stages; at slow clocks the estimate may say more."""
+    cores, delays = operators(clock), Delays(clock)
+    stages = {"fadd": cores.add, "fmul": cores.mul, "fdiv": cores.div, "sqrt": cores.root,
+              "exp": cores.exp}  # fmt: skip
+    needed = {name: round(delays.core(name) / delays.usable) + 1 for name in stages}
+    assert all(needed[name] <= stages[name] for name in needed), needed
+    if clock > 100:
+        assert needed == stages
