@@ -1,5 +1,6 @@
 """A checkpoint read into a pipeline that has trained, and groups with rates of their own."""
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -109,3 +110,50 @@ def test_every_group_keeps_its_own_rates_on_other_stages(
     with pipeline("1f1b", own_rates, before, SCHEDULES[name]) as whole:
         want = trained(whole, BATCHES)
     torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-6)
+
+
+class Follows(nn.Module):
+    """Scales by a running mean: what a replica has seen shows in its gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.mean = nn.Linear(8, 8), nn.Buffer(torch.zeros(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.inner(x))
+        self.mean.lerp_(h.detach().mean(0), 0.5)
+        return h * (1 + 5 * self.mean)
+
+
+def test_each_replica_goes_on_with_buffers_of_its_own(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(Follows(), nn.Linear(8, 8), Follows(), nn.Linear(8, 3))
+    plain, seen = copy.deepcopy(module), [dict(copy.deepcopy(module).named_buffers())] * 2
+    update = sgd(list(plain.parameters()))
+    for rows in BATCHES:
+        update.zero_grad()
+        for m, (x, target) in enumerate(zip(*(t.split(2) for t in rows), strict=True)):
+            plain.load_state_dict(seen[m % 2], strict=False)
+            (F.cross_entropy(plain(x), target) / 4).backward()
+            seen[m % 2] = {n: b.clone() for n, b in plain.named_buffers()}
+        update.step()
+    x, target = BATCHES[0]
+
+    def pipeline(schedule: str) -> pipec.Pipeline:
+        plan = pipec.compile(
+            module, x[:2], "4xcpu", loss=(F.cross_entropy, target[:2]), stages=2, microbatches=4,
+            schedule=schedule,
+        )  # fmt: skip
+        return pipec.Pipeline(plan, optimizer=sgd)
+
+    with pipeline("1f1b{replicas=2}") as first:
+        kept = trained(first, BATCHES[:2])
+        first.save(tmp_path)
+    with pipeline("1f1b{replicas=2}") as second:
+        second.resume(tmp_path)
+        got = trained(second, BATCHES[2:])
+    with pipeline("1f1b") as alone:
+        alone.resume(tmp_path)
+        assert all(torch.equal(kept[n], w) for n, w in (alone.state_dict() or {}).items())
+    assert not torch.allclose(seen[0]["0.mean"], seen[1]["0.mean"], rtol=0.01)
+    torch.testing.assert_close(got, {**plain.state_dict(), **seen[0]}, rtol=1e-5, atol=1e-6)
