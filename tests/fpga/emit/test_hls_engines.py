@@ -321,26 +321,14 @@ void stage_top(int frames, hls::stream<vec<float, {a}>> &a, hls::stream<vec<floa
   engine::{call};
 }}
 """
-
-
 BLOCK = "N = 40, NF = 3, SF = 12, PE = 2, SIMD = 2, BLOCK = {}, PARTIAL = {}"
-
-
 SUMS = "N = 9, GROUPS = 1, ROWS = 4, NF = 1, SF = {}, PE = 4, SIMD = 2, PARTIAL = {}"
-
-
 SUMMED = "TOKENS = 4, LANES = 2, FIRINGS = {}"
-
-
 PLACES = "BATCH = 1, H = 9, W = 9, CF = {0}, LANES = 2, SH = 1, PT = 0, OH = 7, OW = 7, RING = 3"
-
-
 MAXIMA = "BATCH = 1, W = 9, CF = 1, LANES = 2, KH = 3, KW = 3, SH = 1, SW = 1, DH = 1, DW = 1, "
-
-
+MAXIMA += "PT = 0, PL = 0, OH = 7, OW = 7"
 ORDER = "BLOCKS = 2, ELEMENTS = 96, C_IN = 24, LANES_IN = 4, READS = 24, C_OUT = 24, "
-
-
+ORDER += "LANES_OUT = 4, WRITES = 24"
 ROWS = "ROWS = 3, TAPS = 1, C = 26, LANES = 2, BEFORE = 2, AFTER = 2"
 
 
