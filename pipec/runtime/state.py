@@ -2,7 +2,7 @@
 
 ```text
 weights/<name>              parameter or buffer, of the first replica
-weights#<device>/<name>     the same of a further one
+weights#<number>/<name>     the same of a further one, from 1 on
 optimizer/<name>/<key>      the optimizer's state of a parameter
 velocity/<name>             PipeMare's estimate of a weight's velocity
 stage/<k>                   optimizer, learning-rate schedule and counts of a stage, and which
@@ -49,12 +49,11 @@ def state_of(executor: Executor) -> Tensors:
     found = pack_entries("run", {**counts, _UNDER_WAY: busy and digest_cut(executor.program)})
     if busy:
         found |= pack_entries(f"{_UNDER_WAY}/{executor.device}", executor.save_progress())
-    place = executor.program.schedule.placement
     for stage, weights in executor.weights.items():
         rule = executor.rules[stage]
-        first = executor.device == place.forward[stage][0]
+        number = _number(executor, stage)
         for name, w in executor.list_changing(stage).items():
-            found[f"weights/{name}" if first else f"weights#{executor.device}/{name}"] = w
+            found[f"weights#{number}/{name}" if number else f"weights/{name}"] = w
         found |= {f"velocity/{n}": v for n, v in rule.velocity.items()}
         if weights.optimizer is not None:
             found |= _optimizer_state(weights)
@@ -83,8 +82,15 @@ def is_wanted(executor: Executor, name: str) -> bool:
     if kind == "optimizer":
         weight = weight.rpartition("/")[0]
         return any(weight in w.owned for w in executor.weights.values())
-    local = kind in ("weights", f"weights#{executor.device}", "velocity")
+    local = kind == "velocity" or kind.startswith("weights")
     return local and any(weight in executor.list_changing(s) for s in executor.weights)
+
+
+def _number(executor: Executor, stage: int) -> int:
+    """Of this device among those that hold a stage, the first replica's being 0."""
+    place = executor.program.schedule.placement
+    held = (*place.forward[stage], *(place.backward[stage] if place.backward else ()))
+    return list(dict.fromkeys(held)).index(executor.device)
 
 
 def list_changed(executor: Executor, entries: Mapping[str, torch.Tensor]) -> list[str]:
@@ -122,7 +128,8 @@ def restore(executor: Executor, entries: Mapping[str, torch.Tensor]) -> list[str
     for stage, weights in executor.weights.items():
         rule = executor.rules[stage]
         for name, w in executor.list_changing(stage).items():
-            found = entries.get(f"weights#{executor.device}/{name}", entries.get(f"weights/{name}"))
+            further = f"weights#{_number(executor, stage)}/{name}"
+            found = entries.get(further, entries.get(f"weights/{name}"))
             if found is None or found.shape != w.shape:
                 raise PlanError("the checkpoint lacks a weight of this plan", got=name)
             w.copy_(found)

@@ -157,3 +157,22 @@ def test_each_replica_goes_on_with_buffers_of_its_own(tmp_path: Path) -> None:
         assert all(torch.equal(kept[n], w) for n, w in (alone.state_dict() or {}).items())
     assert not torch.allclose(seen[0]["0.mean"], seen[1]["0.mean"], rtol=0.01)
     torch.testing.assert_close(got, {**plain.state_dict(), **seen[0]}, rtol=1e-5, atol=1e-6)
+
+
+def test_without_replicas_a_run_goes_on_with_the_buffers_of_the_first(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(Follows(), nn.Linear(8, 8), nn.Linear(8, 8), Follows())
+    (x, target), states = BATCHES[0], list[dict[str, Tensor]]()
+    for stages, schedule in ((1, "1f1b{replicas=4}"), (4, "1f1b")):
+        plan = pipec.compile(
+            module, x[:2], "4xcpu", loss=(F.cross_entropy, target[:2]), stages=stages,
+            schedule=schedule, microbatches=4,
+        )  # fmt: skip
+        with pipec.Pipeline(plan, optimizer=sgd) as found:
+            if not states:
+                trained(found, BATCHES[:2])
+                found.save(tmp_path)
+            else:
+                found.resume(tmp_path)
+            states.append(found.state_dict() or {})
+    assert all(torch.equal(states[0][n], w) for n, w in states[1].items())
