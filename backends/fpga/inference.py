@@ -108,7 +108,8 @@ def emit_inference(plan: Plan, directory: Path) -> None:
         accepted = allow_golden(design, frame, tolerance)
         steps = _steps(design, graphs[k])
         largest = {value: max(float(frame.outputs[value].abs().max()), 1e-30) for value in steps}
-        own = {value: 1.01 * MOST_STEPS * step / largest[value] for value, step in steps.items()}
+        unit = {value: 1.01 * step / largest[value] for value, step in steps.items()}
+        own = {value: (one, MOST_STEPS * one) for value, one in unit.items()}
         facts: Json = {"tolerance": tolerance, **({"steps": steps} if steps else {})}
         if types.narrow:
             facts["bounds"] = [b.to_json() for b in known]

@@ -65,7 +65,7 @@ def write_stage(
     golden: Golden | None,
     *,
     tolerance: float = TOLERANCE,
-    own: Mapping[str, float] | None = None,
+    own: Mapping[str, tuple[float, float]] | None = None,
     site: Site | None = None,
     facts: Json | None = None,
 ) -> None:
@@ -76,7 +76,7 @@ def write_stage(
         directory: Folder to write; made if missing.
         golden: One frame of data for the test bench; None leaves the folder empty.
         tolerance: What the test bench accepts.
-        own: Values of outputs to what it accepts of them, where that is less.
+        own: Values of outputs to what it accepts of them, where that is less, and at few places.
         site: Place where the stage is to run; a board without a platform if not given.
         facts: What ``stage.json`` says besides.
 
@@ -102,7 +102,7 @@ def texts_of(
     design: StageDesign,
     site: Site,
     tolerance: float = TOLERANCE,
-    own: Mapping[str, float] | None = None,
+    own: Mapping[str, tuple[float, float]] | None = None,
 ) -> dict[str, str]:
     """Every text of a stage but ``stage.json``, by the path of its file; as `write_stage`."""
     known = {**facts(design), "site": site, "tolerance": tolerance, "own": own or {}}

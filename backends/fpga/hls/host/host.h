@@ -186,11 +186,11 @@ template <typename T, int P>
 class sink_of : public sink {
  public:
   sink_of(const board &on, const std::string &mover, const char *port, std::size_t tokens,
-          double tolerance)
+          tb::allowed by)
       : sink(on, mover, tokens * sizeof(vec<T, P>)),
         port_(port),
         folder_(on.settings.folder()),
-        tolerance_(tolerance),
+        allowed_(by),
         golden_(on.settings.golden()),
         file_(folder_, port, !golden_) {}
 
@@ -198,7 +198,7 @@ class sink_of : public sink {
     tb::bytes found(std::size_t(frames) * frame_);
     at(call).sync(XCL_BO_SYNC_BO_FROM_DEVICE);
     at(call).read(found.data(), found.size(), 0);
-    if (golden_) return tb::agree<T, P>(found, folder_, port_, std::size_t(frames), tolerance_);
+    if (golden_) return tb::agree<T, P>(found, folder_, port_, std::size_t(frames), allowed_);
     file_.put(found.data(), found.size());
     return true;
   }
@@ -206,7 +206,7 @@ class sink_of : public sink {
  private:
   const char *port_;
   std::string folder_;
-  double tolerance_;
+  tb::allowed allowed_;
   bool golden_;
   tb::outlet file_;
 };

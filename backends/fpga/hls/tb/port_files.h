@@ -74,10 +74,18 @@ struct numbers {
   std::size_t size;
 };
 
+// Errors that are accepted, relative to the largest magnitude: in every place, and in few of them
+// (one in twenty, two at least).
+struct allowed {
+  allowed(double each) : each(each), few(each) {}
+  allowed(double each, double few) : each(each), few(few) {}
+  double each, few;
+};
+
 // Prints the largest error of an output relative to its largest magnitude; true if it is small.
 // `found` are frames of tokens of `token` bytes each.
 bool agree(const void *found, std::size_t count, std::size_t token, numbers as,
-           const std::string &folder, const char *name, std::size_t frames, double tolerance);
+           const std::string &folder, const char *name, std::size_t frames, allowed by);
 
 bool exists(const std::string &folder, const char *name);
 

@@ -65,10 +65,10 @@ double value_at(const char *place) {
 // The comparison of tokens with those of a file.
 template <typename T, int P>
 bool agree(const bytes &found, const std::string &folder, const char *name, std::size_t frames,
-           double tolerance) {
+           allowed by) {
   const std::size_t token = sizeof(vec<T, P>);
   return agree(found.data(), found.size() / token, token, {value_at<T>, sizeof(T)}, folder, name,
-               frames, tolerance);
+               frames, by);
 }
 
 // Memory that kernels share: a ring of frames, as another kernel left it, zero if none did. Where
@@ -88,10 +88,10 @@ std::vector<V> memory(const std::string &data, const char *name, std::size_t fra
 // What a kernel left in memory: the first frame is compared, or all of it is kept in a file.
 template <typename T, int P>
 bool leave(const std::vector<vec<T, P>> &memory, const std::string &data, const char *name,
-           std::size_t frame, bool compare, double tolerance) {
+           std::size_t frame, bool compare, allowed by) {
   const std::size_t token = sizeof(vec<T, P>);
   if (compare) {
-    return agree(memory.data(), frame, token, {value_at<T>, sizeof(T)}, data, name, 1, tolerance);
+    return agree(memory.data(), frame, token, {value_at<T>, sizeof(T)}, data, name, 1, by);
   }
   outlet(data, name).put(memory.data(), memory.size() * token);
   return true;
