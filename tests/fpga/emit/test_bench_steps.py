@@ -31,8 +31,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("bench")
     (folder / "main.cpp").write_text(PROGRAM)
     sources = [folder / "main.cpp", BENCH / "port_files.cpp"]
-    command = ["g++", "-std=c++17", "-I", BENCH, *sources, "-o", folder / "main"]
-    subprocess.run(command, check=True)
+    subprocess.run(["g++", "-std=c++17", "-I", BENCH, *sources, "-o", folder / "main"], check=True)
     return folder / "main"
 
 
