@@ -135,11 +135,17 @@ def check_shown(plan: Plan, directory: Path) -> None:
     first = {stage.key: stage.graph for stage in reversed(plan.stages)}
     stages = {key: dumps(graph_to_json(graph)) for key, graph in first.items()}
     for path in sorted((directory / GRAPHS).glob("*/*.json")):
-        text, shown = read_data(path), path.with_suffix(".py")
+        shown = path.with_suffix(".py")
+        try:
+            text, python = read_data(path), read_data(shown)
+            same = python == json_to_python(json.loads(text))
+        except (OSError, LookupError, TypeError, ValueError, AttributeError, RecursionError) as e:
+            got = e if isinstance(e, OSError) else repr(e)
+            raise PlanError("the file is damaged", where=path.parent, got=got) from e
         if text != stages.get(path.parent.name, text):
             what = "the file shows another graph than the stage that is cut from the model"
             raise PlanError(what, where=path, hint="compile the model again")
-        if read_data(shown) != json_to_python(json.loads(text)):
+        if not same:
             what = "the file is not its neighbour, which runs, as Python"
             hint = "if another version of pipec has written it, compile the model again"
             raise PlanError(what, where=shown, want=path.name, hint=hint)
