@@ -23,40 +23,7 @@ from pipec.graph.ir import Source
 from tests.fpga.training.models import cnn
 
 ENGINES = Path(__file__).resolve().parents[3] / "backends/fpga/hls/engines"
-
-
 needs_clang = pytest.mark.skipif(shutil.which("clang-14") is None, reason="needs clang-14")
-
-
-KERNEL = """
-#include "hls_stream.h"
-namespace engine {{
-void work(int n, hls::stream<float> &in, hls::stream<float> &out) {{
-{before}
-  for (int i = 0; i < n; ++i) {{
-    for (int k = 0; k < {trip}; ++k) {{
-#pragma HLS PIPELINE II = 1
-      FIRE(1, {depth});
-{body}
-    }}
-  }}
-}}
-}}
-void stage_top(int n, hls::stream<float> &a, hls::stream<float> &b) {{ engine::work(n, a, b); }}
-"""
-
-
-def least(
-    folder: Path, clock: float, body: str, before: str = "", trip: int = 64, depth: int = 30
-) -> Interval:
-    folder.mkdir(exist_ok=True)
-    text = KERNEL.format(body=body, before=before, trip=trip, depth=depth)
-    (folder / "stage_top.cpp").write_text(text)
-    (found,) = loops_in(folder, clock)
-    good = found.least == 1 and found.depth <= depth
-    assert (found.kind, found.declared, found.ok) == ("work", 1, good)
-    return found
-
 
 UNIT = """
 #include "engines/{header}.h"

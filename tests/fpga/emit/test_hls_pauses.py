@@ -32,8 +32,6 @@ from tests.fpga.emit.harness import Case, design_of
 from tests.fpga.emit.test_shared_link import ends
 
 ENGINES = Path(__file__).resolve().parents[3] / "backends/fpga/hls/engines"
-
-
 needs_clang = pytest.mark.skipif(shutil.which("clang-14") is None, reason="needs clang-14")
 
 

@@ -11,7 +11,6 @@ from benchmarks.hls_check.ir import functions
 
 needs_clang = pytest.mark.skipif(shutil.which("clang-14") is None, reason="needs clang-14")
 
-
 KERNEL = """
 #include "hls_stream.h"
 namespace engine {{
