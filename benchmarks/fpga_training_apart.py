@@ -29,7 +29,7 @@ from pipec.compiler.comparison import Comparison, compare
 from pipec.compiler.inputs import draw
 from pipec.compiler.verify_training import NOISE, add, gradients_of
 from pipec.compiler.verify_training import compare_each as by_parameter
-from pipec.frontends.reload import reload
+from pipec.frontends.load import reload
 from pipec.graph.ir import Graph, OutputKind
 from pipec.plan.store import load_plan
 from pipec.runtime.program import Program, StageProgram

@@ -45,7 +45,7 @@ def write(folder: Path) -> Path:
 def measure(way: str, path: Path) -> None:
     """Seconds, and megabytes of memory beyond the imports."""
     from pipec.frontends.base import LoadOptions
-    from pipec.frontends.onnx.files import evaluate_file
+    from pipec.frontends.onnx.evaluation import evaluate_file
     from pipec.frontends.onnx.reader import read
 
     runs: dict[str, Callable[[], object]] = {

@@ -11,11 +11,11 @@ from pipec.compiler.chain import StageFunction
 from pipec.compiler.sizes import check_sizes
 from pipec.errors import BackendError
 from pipec.frontends.base import Loaded
+from pipec.frontends.load import load_options
 from pipec.frontends.onnx.axes import find_axes, grow
-from pipec.frontends.onnx.files import evaluate_file
+from pipec.frontends.onnx.evaluation import evaluate_file
 from pipec.frontends.onnx.frontend import Original
 from pipec.frontends.onnx.submodel import Assembler
-from pipec.frontends.reload import load_options
 from pipec.graph.arrays import Array
 from pipec.graph.axes import Axis, most_open
 from pipec.graph.ir import Graph, InputKind, OutputKind, origin

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from pipec.frontends.onnx.files import evaluate_file
+from pipec.frontends.load import load_options
+from pipec.frontends.onnx.evaluation import evaluate_file
 from pipec.frontends.onnx.frontend import session
-from pipec.frontends.reload import load_options
 from pipec.graph.arrays import to_array
 from pipec.graph.ir import Graph, origin
 

@@ -67,7 +67,7 @@ def train_script(plan: Plan) -> str:
         scale=", loss_scale=65536.0" if half else "",
         imports=_imports(plan.graph),
         allowed=f", allowed=[{allowed}]" if allowed else "",
-        reload="from pipec.frontends.reload import bring_modules\n" if eager else "",
+        reload="from pipec.frontends.load import bring_modules\n" if eager else "",
         modules="    bring_modules(plan)  # of the parts that run eagerly\n" if eager else "",
     )
 

@@ -8,8 +8,8 @@ from pipec.compiler.chain import StageFunction
 from pipec.compiler.sizes import check_sizes
 from pipec.errors import FrontendError, GraphError, PipecError, PlanError
 from pipec.frontends.base import Loaded
+from pipec.frontends.load import reload
 from pipec.frontends.pt2 import was_trusted
-from pipec.frontends.reload import reload
 from pipec.graph.axes import FILE, Axes, Axis, Sizes, most_open, other_sizes, reason
 from pipec.graph.ir import Graph, InputKind
 from pipec.graph.lower import lower

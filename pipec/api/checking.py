@@ -14,7 +14,7 @@ from pipec.compiler.driver import emit
 from pipec.compiler.verify import VerifyReport, verify_artifacts
 from pipec.errors import PartitionError, PipecError, ScheduleError
 from pipec.frontends.base import Loaded
-from pipec.frontends.reload import check_runnable, load_options, reload
+from pipec.frontends.load import check_runnable, load_options, reload
 from pipec.graph.ir import Source
 from pipec.partition.costgraph import CostGraph
 from pipec.partition.formats.workload import Workload, read_workload

@@ -7,8 +7,8 @@ from pathlib import Path
 from onnx import NodeProto
 
 from pipec.errors import PartitionError
-from pipec.frontends.onnx.files import evaluate_file
-from pipec.frontends.reload import load_options
+from pipec.frontends.load import load_options
+from pipec.frontends.onnx.evaluation import evaluate_file
 from pipec.graph.ir import Source, origin
 from pipec.plan.model import Plan
 

@@ -18,7 +18,7 @@ from pipec.cost.measure import Measuring
 from pipec.cost.table import CostTable
 from pipec.errors import CostError
 from pipec.frontends.base import Loaded
-from pipec.frontends.reload import check_runnable, reload
+from pipec.frontends.load import check_runnable, reload
 from pipec.plan.model import Plan
 from pipec.plan.store import load_plan
 from pipec.runtime.builders import optimizer_from_text

@@ -14,7 +14,7 @@ from pipec.compiler.backend import load_backend
 from pipec.compiler.job import Job
 from pipec.errors import PlanError
 from pipec.escape import sanitize
-from pipec.frontends.reload import bring_modules, check_runnable, reload
+from pipec.frontends.load import bring_modules, check_runnable, reload
 from pipec.graph.eager import keys_of_calls
 from pipec.graph.ir import InputKind
 from pipec.plan.model import Plan

@@ -15,7 +15,7 @@ from pipec.cli.namespaces import allow_namespace_option, import_namespaces
 from pipec.compiler.backend import lacking, load_backend
 from pipec.compiler.capabilities import Cycles
 from pipec.compiler.verify import Streams, verify_artifacts
-from pipec.frontends.reload import check_runnable, reload
+from pipec.frontends.load import check_runnable, reload
 from pipec.plan.manifest import read_manifest, source_of
 from pipec.plan.model import Plan
 from pipec.plan.store import load_plan

@@ -1,4 +1,4 @@
-"""What every front end offers: `accepts` a model's spec, `load` it into a `Graph`."""
+"""What every front end offers: `accepts` a spec, `load` it into a `Graph`; and example tensors."""
 
 import io
 import logging
@@ -9,8 +9,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass, field, replace
 
+import torch
+from torch import Tensor
+
 from pipec.compiler.loaded import Loaded
 from pipec.errors import FrontendError
+from pipec.graph.tensor_type import has_data
 from pipec.user_module import user_code
 
 __all__ = ["AUTO", "AUTOCAST", "Frontend", "LoadOptions", "Loaded", "quiet", "user_code"]
@@ -130,3 +134,39 @@ def quiet() -> Iterator[None]:
         sys.stderr.write(held.getvalue())
     finally:
         logging.disable(before)
+
+
+def resize_inputs(tensors: Mapping[str, Tensor], options: LoadOptions) -> dict[str, Tensor]:
+    """The same tensors; random ones where ``options.shapes`` ask for another shape."""
+    found = dict(tensors)
+    for name in tensors.keys() & options.shapes.keys():
+        if tensors[name].shape != options.shapes[name]:
+            found[name] = random_like(tensors[name], options.shapes[name], options.seed)
+    return found
+
+
+def random_like(like: Tensor, shape: tuple[int, ...], seed: int) -> Tensor:
+    """Random values: normal for floats; what stays in the range of ``like`` for integers.
+
+    Raises:
+        FrontendError: This machine has no memory for as many.
+    """
+    try:
+        return _random(like, shape, seed)
+    except RuntimeError as error:  # torch's own: it has no other for memory, or for sizes
+        raise FrontendError(
+            "an example of this shape cannot be made",
+            got=f"{list(shape)} of {like.dtype}",
+            want="what this machine's memory holds",
+            hint="trace the model at a smaller batch or shape",
+        ) from error
+
+
+def _random(like: Tensor, shape: tuple[int, ...], seed: int) -> Tensor:
+    if not has_data(like):
+        return torch.zeros(shape, dtype=like.dtype)
+    generator = torch.Generator().manual_seed(seed)
+    if like.is_floating_point() or like.is_complex():
+        return torch.randn(shape, dtype=like.dtype, generator=generator)
+    high = int(like.max()) + 1 if like.numel() else 1
+    return torch.randint(0, max(high, 1), shape, generator=generator).to(like.dtype)

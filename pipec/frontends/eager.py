@@ -27,7 +27,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from pipec.errors import FrontendError
 from pipec.frontends.base import user_code
-from pipec.frontends.kept_state import allow_state_changes
+from pipec.frontends.lost import allow_state_changes
 from pipec.graph.eager import EAGER, EagerCall, Run, register_call, weights_of
 from pipec.graph.ir import MEMORY, Source
 from pipec.graph.tensor_type import has_data, types_text

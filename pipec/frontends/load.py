@@ -1,8 +1,17 @@
-"""Finding the front end for a model: all that are registered are asked in turn."""
+"""Reading a model: whatever front end accepts it; the model of a plan again, and no other."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 from pipec import registry
+from pipec.compiler.backend import load_backend
 from pipec.errors import FrontendError
 from pipec.frontends.base import Frontend, Loaded, LoadOptions
+from pipec.graph.eager import keys_of_calls, missing_calls
+from pipec.graph.ir import MEMORY, Source
+from pipec.plan.model import Plan
+from pipec.plan.trust import check_trusted
 
 GROUP = "pipec.frontends"
 
@@ -56,3 +65,113 @@ def find_frontend(name: str) -> Frontend:
         PipecError: There is none, or what is registered is no front end.
     """
     return registry.load_class(GROUP, name, Frontend)()  # type: ignore[type-abstract]
+
+
+def check_runnable(
+    directory: Path, source: Source | None, target: str, model: str | None, *, trust: bool
+) -> None:
+    """Refuse to run what somebody else's plan names or holds; see `check_trusted`.
+
+    Args:
+        directory: The plan.
+        source: What it says of its model; None if that is not read.
+        target: The name of its backend.
+        model: Where the user says that the model is.
+        trust: Whether the user allows code to run.
+    """
+    stages = f"the {target} stages" if load_backend(target).runs_emitted_code else None
+    code = _code_of(source, model) if source is not None else None
+    check_trusted(directory, code or stages, trust=trust)
+
+
+def _code_of(source: Source, model: str | None) -> str | None:
+    """The file of Python that reading a plan's model runs; None if there is none.
+
+    What the plan says of the kind of its model is not believed: who reads the file decides.
+    """
+    loss = source.options.get("loss")
+    if loss:
+        return str(loss)
+    if model is not None or source.kind == MEMORY or not reader(source.location).runs_code:
+        return None
+    return source.location
+
+
+def reload(source: Source, *, spec: str | None = None, trust: bool = False) -> Loaded:
+    """Load the model that a plan was made of.
+
+    Args:
+        source: What the plan says about it.
+        spec: Where it is now, if not where it was.
+        trust: Allow formats that run code when they are read.
+
+    Raises:
+        FrontendError: It cannot be read, or is not the same model any more.
+    """
+    if source.kind == MEMORY and spec is None:
+        raise FrontendError(
+            "the plan was made of a module in memory, which cannot be read again",
+            got=source.location,
+            hint="give its place: --model path/file.py:factory; verify(plan, model, inputs)",
+        )
+    where = spec or source.location
+    loaded = load(where, load_options(source, trust=trust))
+    found = loaded.graph.source.sha256
+    if source.sha256 and found != source.sha256:
+        raise FrontendError(
+            "the model is not the one that was compiled",
+            where=where,
+            got=f"sha256 {found}",
+            want=f"sha256 {source.sha256}",
+            hint="compile it again, or name the right one with --model",
+        )
+    return loaded
+
+
+def bring_modules(plan: Plan, spec: str | None = None, *, trust: bool = False) -> None:
+    """Read a plan's model again if parts of it run eagerly.
+
+    A module that was compiled in this process cannot be read again: it is used as it is.
+
+    Args:
+        plan: The plan.
+        spec: Where the model is now, if not where it was.
+        trust: Allow formats that run code when they are read.
+
+    Raises:
+        FrontendError: It cannot be read, or is not the same model any more.
+    """
+    keys, source = keys_of_calls(plan.graph), plan.graph.source
+    if not keys or (source.kind == MEMORY and spec is None and not missing_calls(plan.graph)):
+        return
+    if keys - keys_of_calls(reload(source, spec=spec, trust=trust).graph):
+        raise FrontendError(
+            "a part that runs eagerly is not the one that was compiled",
+            where=spec or source.location,
+            got="another class, or other shapes",
+            hint="compile it again",
+        )
+
+
+def load_options(source: Source, *, trust: bool = False) -> LoadOptions:
+    """The options of the front end when the plan was made.
+
+    Raises:
+        FrontendError: The record is malformed.
+    """
+    used: Mapping[str, Any] = source.options
+    try:
+        return LoadOptions(
+            shapes={str(k): tuple(map(int, v)) for k, v in used.get("shapes", {}).items()},
+            bind={str(k): tuple(v) for k, v in used.get("bind", {}).items()},
+            training=bool(used.get("training", False)),
+            trust=trust,
+            seed=int(used.get("seed", 0)),
+            loss=str(used.get("loss", "")),
+            autocast=str(used.get("autocast", "")),
+            open=bool(used.get("open", False)),
+            paired=bool(used.get("paired", False)),
+            eager=tuple(map(str, used.get("eager", ()))),
+        )
+    except (AttributeError, TypeError, ValueError) as error:
+        raise FrontendError("the plan's source options are malformed", got=used) from error

@@ -12,9 +12,16 @@ from torch.func import functional_call
 from pipec.autodiff.recompute import is_random
 from pipec.compiler.loaded import Gradients
 from pipec.errors import FrontendError, NoLossError
-from pipec.frontends.base import AUTO, Frontend, Loaded, LoadOptions, user_code
+from pipec.frontends.base import (
+    AUTO,
+    Frontend,
+    Loaded,
+    LoadOptions,
+    random_like,
+    resize_inputs,
+    user_code,
+)
 from pipec.frontends.culprits import culprits
-from pipec.frontends.examples import random_like, resize_inputs
 from pipec.frontends.factory import FactoryResult, as_loss, call_factory, call_loss, is_factory
 from pipec.frontends.leaves import Call, write_value
 from pipec.frontends.trace import MODEL, Flat, Loss, trace

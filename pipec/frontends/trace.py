@@ -21,16 +21,18 @@ from torch.export import graph_signature as export
 
 from pipec.errors import FrontendError
 from pipec.frontends.base import AUTO, quiet, user_code
-from pipec.frontends.casts import explicit_casts
 from pipec.frontends.composites import is_functional
 from pipec.frontends.eager import as_nodes, find_parts
 from pipec.frontends.hygiene import Naming, Traced, clean_graph
-from pipec.frontends.kept_state import keep_state
 from pipec.frontends.leaves import Call, name_tensors
-from pipec.frontends.lost_casts import device_types, no_lost_casts
-from pipec.frontends.lost_gradients import no_lost_gradients
-from pipec.frontends.nograd import MarkNoGrad, explicit_no_grad
+from pipec.frontends.lost import (
+    device_types,
+    keep_state,
+    no_lost_casts,
+    no_lost_gradients,
+)
 from pipec.frontends.origins import OriginOf
+from pipec.frontends.regions import MarkNoGrad, explicit_casts, explicit_no_grad
 from pipec.graph.eager import swap_tensors
 from pipec.graph.ir import Graph, Source
 from pipec.graph.rules import verify

@@ -25,7 +25,7 @@ from torch import nn
 from pipec.arguments import check_arguments
 from pipec.compiler.endless import endless
 from pipec.errors import PlanError
-from pipec.frontends.reload import bring_modules
+from pipec.frontends.load import bring_modules
 from pipec.graph.eager import eager_parts, missing_calls
 from pipec.graph.ir import Graph
 from pipec.pipeline.batches import Batch, Inputs, Shape, Splitter, shape_of

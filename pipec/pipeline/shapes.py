@@ -18,9 +18,8 @@ from pipec.compiler.tolerance import REWRITTEN
 from pipec.errors import PlanError
 from pipec.frontends.base import LoadOptions
 from pipec.frontends.leaves import read_back
-from pipec.frontends.load import load
+from pipec.frontends.load import load, load_options
 from pipec.frontends.pt2 import was_trusted
-from pipec.frontends.reload import load_options
 from pipec.frontends.torch_module import from_module
 from pipec.graph.eager import EAGER
 from pipec.graph.ir import Graph, origin

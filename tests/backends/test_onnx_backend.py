@@ -22,7 +22,7 @@ from pipec.compiler.verify import verify_artifacts
 from pipec.errors import BackendError, FrontendError, PipecError
 from pipec.frontends.base import Loaded, LoadOptions
 from pipec.frontends.load import load
-from pipec.frontends.onnx.files import evaluate_file
+from pipec.frontends.onnx.evaluation import evaluate_file
 from pipec.frontends.onnx.submodel import Assembler
 from pipec.frontends.torch_module import from_module
 from pipec.graph.arrays import Array

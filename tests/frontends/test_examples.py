@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from pipec.errors import FrontendError
-from pipec.frontends.base import LoadOptions
-from pipec.frontends.examples import resize_inputs
+from pipec.frontends.base import LoadOptions, resize_inputs
 
 
 @pytest.mark.parametrize("like", [torch.ones(4, 2), torch.ones(4, 2, dtype=torch.int64)])

@@ -15,11 +15,9 @@ from torch import Tensor
 
 from pipec.errors import FrontendError
 from pipec.frontends.base import LoadOptions
-from pipec.frontends.onnx.evaluation import Evaluation, describe
-from pipec.frontends.onnx.files import evaluate_model
-from pipec.frontends.onnx.frame import shorten_domain
+from pipec.frontends.onnx.evaluation import Evaluation, describe, evaluate_model
+from pipec.frontends.onnx.frame import reads, shorten_domain
 from pipec.frontends.onnx.inputs import bind_sizes, dimensions
-from pipec.frontends.onnx.subgraphs import reads
 from pipec.graph.arrays import Array
 from pipec.graph.axes import Axes, Axis, Sizes, most_open, other_sizes, with_sizes
 

@@ -1,8 +1,12 @@
-"""The first run of a model, on fake tensors: types, known values, weights, and all refusals."""
+"""The first run of a model, on fake tensors: types, known values, weights, and all refusals.
+
+A file is read, its inputs are bound, it is run, and Ifs on known conditions are inlined.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -10,15 +14,17 @@ from onnx import NodeProto
 from torch import Tensor
 
 from pipec.errors import FrontendError, PipecError, first_line, list_lines
-from pipec.frontends.onnx.frame import Frame
+from pipec.frontends.base import LoadOptions
+from pipec.frontends.onnx.frame import Frame, reads
+from pipec.frontends.onnx.inline_if import inline_ifs
+from pipec.frontends.onnx.inputs import bind_inputs, examples, input_types
 from pipec.frontends.onnx.interpreter import Interpreter
-from pipec.frontends.onnx.reader import ModelFile
+from pipec.frontends.onnx.paired import replace_paired
+from pipec.frontends.onnx.reader import ModelFile, read
 from pipec.frontends.onnx.recorder import Recorder
-from pipec.frontends.onnx.refusals import Demand, Refused
+from pipec.frontends.onnx.refusals import Demand, Refused, Way, worst
 from pipec.frontends.onnx.slots import find_pinned, statistics
-from pipec.frontends.onnx.subgraphs import reads
 from pipec.frontends.onnx.values import TORCH_OF_ONNX, Type, Value, type_of
-from pipec.frontends.onnx.ways import Way, worst
 from pipec.frontends.onnx.weights import Weights
 from pipec.graph.arrays import Array, has_torch_type
 from pipec.graph.ir import InputKind
@@ -255,3 +261,34 @@ def _type_text(value: Value) -> str:
     if isinstance(value, list):
         return "a sequence"
     return "-" if value is None else str(type_of(value))
+
+
+def evaluate_file(path: Path, options: LoadOptions) -> Evaluation:
+    """Read a model file and run it on fake tensors: types, known values, weights, refusals.
+
+    Raises:
+        FrontendError: See `OnnxFrontend.load`.
+    """
+    return evaluate_model(read(path), options)
+
+
+def evaluate_model(
+    model: ModelFile, options: LoadOptions, sized: frozenset[str] = frozenset()
+) -> Evaluation:
+    """The same of a model that was read before.
+
+    Args:
+        model: The model.
+        options: Shapes, bound inputs, and in which form integer operators are wanted.
+        sized: Values that are known only as long as sizes are (`Growth.computed`).
+
+    Raises:
+        FrontendError: See `OnnxFrontend.load`.
+    """
+    model = replace_paired(model) if options.paired else model
+    types = input_types(model, options)
+    inputs = examples(model, types, bind_inputs(model, types, options), options.seed)
+    evaluation = evaluate(model, inputs, sized=sized)
+    while (flat := inline_ifs(evaluation.model, evaluation.known)) is not None:
+        evaluation = evaluate(flat, inputs, sized=sized)
+    return evaluation

@@ -1,10 +1,10 @@
-"""The scope of one list of nodes: the model's graph, a function's body, or a subgraph."""
+"""The scope of nodes (the graph, the body of a function, a subgraph), and what they read."""
 
 from collections import ChainMap
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 
-from onnx import FunctionProto
+from onnx import FunctionProto, GraphProto, NodeProto
 
 from pipec.frontends.onnx.values import Value
 
@@ -45,3 +45,25 @@ def shorten_domain(domain: str) -> str:
         ('', 'ai.onnx.ml')
     """
     return "" if domain == "ai.onnx" else domain
+
+
+def reads(node: NodeProto) -> Iterator[str]:
+    """Names that a node reads, free names of its subgraphs included."""
+    yield from (name for name in node.input if name)
+    yield from free_names(node)
+
+
+def free_names(node: NodeProto) -> Iterator[str]:
+    """Names that the subgraphs of a node read and do not define."""
+    for attribute in node.attribute:
+        for graph in (attribute.g, *attribute.graphs):
+            yield from _free(graph)
+
+
+def _free(graph: GraphProto) -> Iterator[str]:
+    own = {i.name for i in graph.input} | {t.name for t in graph.initializer}
+    own |= {t.values.name for t in graph.sparse_initializer}
+    for node in graph.node:
+        yield from (name for name in reads(node) if name not in own)
+        own.update(node.output)
+    yield from (o.name for o in graph.output if o.name not in own)

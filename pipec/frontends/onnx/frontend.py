@@ -13,13 +13,11 @@ from torch import Tensor, fx, nn
 from torch.export import graph_signature as export
 
 from pipec.errors import FrontendError, NoLossError, first_line
-from pipec.frontends.base import Frontend, Loaded, LoadOptions, user_code
-from pipec.frontends.examples import resize_inputs
+from pipec.frontends.base import Frontend, Loaded, LoadOptions, resize_inputs, user_code
 from pipec.frontends.factory import call_loss
 from pipec.frontends.hygiene import Naming, Traced, clean_graph
 from pipec.frontends.onnx.axes import Growth, open_axes
-from pipec.frontends.onnx.evaluation import Evaluation
-from pipec.frontends.onnx.files import evaluate_file, evaluate_model
+from pipec.frontends.onnx.evaluation import Evaluation, evaluate_file, evaluate_model
 from pipec.frontends.onnx.mini import LARGEST_IR_VERSION
 from pipec.frontends.onnx.module import OnnxModule, index_of
 from pipec.frontends.onnx.reader import ModelFile

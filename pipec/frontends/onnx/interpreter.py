@@ -16,23 +16,22 @@ import torch
 from onnx import NodeProto
 from torch import Tensor
 
-from pipec.frontends.onnx import control_flow, sequences
+from pipec.frontends.onnx import control_flow
 from pipec.frontends.onnx.context import LOWERINGS, Context
-from pipec.frontends.onnx.fold import fold, is_deterministic
 from pipec.frontends.onnx.frame import Frame, shorten_domain
 from pipec.frontends.onnx.functions import body_of, inner_frame
 from pipec.frontends.onnx.lowerings import LOADED
+from pipec.frontends.onnx.mini import fold, is_deterministic
 from pipec.frontends.onnx.opaque import run_opaque
 from pipec.frontends.onnx.recorder import Recorder
-from pipec.frontends.onnx.refusals import Demand, NeedKnown, Refused
+from pipec.frontends.onnx.refusals import Demand, NeedKnown, Refused, Way
 from pipec.frontends.onnx.slots import promote
 from pipec.frontends.onnx.structural import STRUCTURAL
 from pipec.frontends.onnx.values import Value, ints, is_known, leaves, torch_dtype, type_of
-from pipec.frontends.onnx.ways import Way
 from pipec.frontends.onnx.weights import Weights
 from pipec.graph.arrays import Array
 
-REGISTERED = (control_flow, sequences, *LOADED)
+REGISTERED = (control_flow, *LOADED)
 """The modules whose import fills the tables of structural ops and lowerings."""
 
 UNITS = frozenset({"If", "Loop", "Scan"})

@@ -10,12 +10,10 @@ from torch import Tensor
 
 from pipec.errors import first_line
 from pipec.frontends.onnx.context import Context
-from pipec.frontends.onnx.frame import shorten_domain
+from pipec.frontends.onnx.frame import free_names, shorten_domain
 from pipec.frontends.onnx.mini import name_inputs, one_node, output_types, type_proto
-from pipec.frontends.onnx.refusals import Refused
-from pipec.frontends.onnx.subgraphs import free_names
+from pipec.frontends.onnx.refusals import Refused, Way
 from pipec.frontends.onnx.values import Type, Value, numpy_dtype, torch_dtype, type_of
-from pipec.frontends.onnx.ways import Way
 from pipec.graph.arrays import Array
 from pipec.graph.opaque import engine_errors, engine_of, ort_session, register_payload
 from pipec.graph.tensor_type import types_text

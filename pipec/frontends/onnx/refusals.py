@@ -1,9 +1,32 @@
-"""The two ways in which the interpreter says no; neither leaves the front end.
+"""The ways in which a node can be run, and those in which the interpreter says no.
 
-`Refused` lets the interpreter try the next way to run a node. Any other exception in a lowering is
-a mistake and is never taken for a refusal: a broad fallback would hide it behind an opaque node
-that computes the right numbers and has no gradient.
+`Refused` lets the interpreter try the next way. Any other exception in a lowering is a mistake and
+is never taken for a refusal: a broad fallback would hide it behind an opaque node that computes the
+right numbers and has no gradient.
 """
+
+from enum import StrEnum
+
+
+class Way(StrEnum):
+    """How a node was run; a node that needed several counts as the last of them."""
+
+    STRUCTURAL = "structural"
+    FOLDED = "folded"
+    NATIVE = "native"
+    FUNCTION = "function"
+    ORT = "ort"
+    REFERENCE = "reference"
+
+
+def worst(ways: set[Way]) -> Way:
+    """The last of the ways in the order above; `Way.STRUCTURAL` of none.
+
+    Example:
+        >>> worst({Way.FOLDED, Way.ORT, Way.NATIVE})
+        <Way.ORT: 'ort'>
+    """
+    return max(ways, key=list(Way).index, default=Way.STRUCTURAL)
 
 
 class Refused(Exception):  # noqa: N818 - a way is refused, which is no error

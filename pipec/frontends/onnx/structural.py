@@ -1,7 +1,7 @@
 """Ops that move values around at compile time and never become a node of the graph.
 
-They work on known and traced values alike: shapes are static, sequences are Python lists, and
-control flow on known conditions and counts is run while tracing.
+They work on known and traced values alike: shapes are static, sequences and optionals are Python
+lists and None, and control flow on known conditions and counts is run while tracing.
 """
 
 import math
@@ -9,11 +9,19 @@ from collections.abc import Callable
 
 import numpy as np
 import onnx
+import torch
 from torch import Tensor
 
-from pipec.frontends.onnx.context import Context, Result
+from pipec.frontends.onnx.context import Context, Result, scalar
 from pipec.frontends.onnx.refusals import Refused
-from pipec.frontends.onnx.values import LARGEST_CONSTANT, Value, array_of, ints, proto_array
+from pipec.frontends.onnx.values import (
+    LARGEST_CONSTANT,
+    Value,
+    array_of,
+    ints,
+    is_known,
+    proto_array,
+)
 from pipec.graph.arrays import Array
 
 Structural = Callable[..., Result]
@@ -105,3 +113,140 @@ def shape_of(ctx: Context, x: Value) -> Result:
 def size_of(_: Context, x: Value) -> Result:
     """The number of elements."""
     return np.array(math.prod(dims(x)), np.int64)
+
+
+@structural("SequenceConstruct")
+def sequence_construct(_: Context, *items: Value) -> Result:
+    """A list of its inputs."""
+    return list(items)
+
+
+@structural("SequenceEmpty")
+def sequence_empty(_: Context) -> Result:
+    """An empty list."""
+    return []
+
+
+def _items(sequence: Value) -> list[Value]:
+    if not isinstance(sequence, list):
+        raise Refused("a tensor where a sequence is wanted")
+    return sequence
+
+
+def _position(sequence: list[Value], value: Value, end: int) -> int:
+    position = int(scalar(array_of(value)))
+    if not -end <= position < max(end, 1):
+        raise Refused(f"position {position} is outside a sequence of {len(sequence)}")
+    return position + end if position < 0 else position
+
+
+@structural("SequenceAt")
+def sequence_at(_: Context, sequence: Value, position: Value) -> Result:
+    """One item of a sequence."""
+    items = _items(sequence)
+    if not items:
+        raise Refused("the sequence is empty")
+    return items[_position(items, position, len(items))]
+
+
+@structural("SequenceInsert")
+def sequence_insert(_: Context, sequence: Value, item: Value, position: Value = None) -> Result:
+    """A longer sequence; the item goes to the end where no position is given."""
+    items = list(_items(sequence))
+    at = len(items)
+    if position is not None:
+        at = int(scalar(array_of(position)))
+        at += len(items) if at < 0 else 0
+        if not 0 <= at <= len(items):
+            raise Refused(f"position {at} is outside a sequence of {len(items)}")
+    items.insert(at, item)
+    return items
+
+
+@structural("SequenceErase")
+def sequence_erase(_: Context, sequence: Value, position: Value = None) -> Result:
+    """A shorter sequence; the last item goes where no position is given."""
+    items = list(_items(sequence))
+    if not items:
+        raise Refused("the sequence is empty")
+    del items[-1 if position is None else _position(items, position, len(items))]
+    return items
+
+
+@structural("SequenceLength")
+def sequence_length(_: Context, sequence: Value) -> Result:
+    """The number of items."""
+    return np.array(len(_items(sequence)), np.int64)
+
+
+@structural("Optional")
+def optional(_: Context, x: Value = None) -> Result:
+    """The value, or None for an empty optional."""
+    return x
+
+
+@structural("OptionalHasElement")
+def optional_has_element(_: Context, x: Value = None) -> Result:
+    """Whether there is a value."""
+    return np.array(x is not None)
+
+
+@structural("OptionalGetElement")
+def optional_get_element(_: Context, x: Value) -> Result:
+    """The value of an optional that has one."""
+    if x is None:
+        raise Refused("the optional is empty")
+    return x
+
+
+@structural("SplitToSequence")
+def split_to_sequence(ctx: Context, x: Value, split: Value = None) -> Result:
+    """Parts along an axis: of one size, of given sizes, or single slices."""
+    axis = ctx.attr("axis", 0)
+    total = dims(x)[axis]
+    sizes = [1] * total
+    if split is not None:
+        given = array_of(split)
+        sizes = ints(given)
+        if given.ndim == 0:
+            whole, rest = divmod(total, sizes[0])
+            sizes = [sizes[0]] * whole + [rest] * (rest > 0)
+    ends = np.cumsum(sizes).tolist()
+    parts = [_part(x, axis, end - n, n) for end, n in zip(ends, sizes, strict=True)]
+    if split is None and not ctx.attr("keepdims", 1):
+        return [_squeeze(p, axis) for p in parts]
+    return parts
+
+
+def _part(x: Value, axis: int, start: int, length: int) -> Value:
+    if isinstance(x, Tensor):
+        return x.narrow(axis, start, length)
+    return np.take(array_of(x), range(start, start + length), axis)
+
+
+def _squeeze(x: Value, axis: int) -> Value:
+    return x.squeeze(axis) if isinstance(x, Tensor) else array_of(x).squeeze(axis)
+
+
+@structural("ConcatFromSequence")
+def concat_from_sequence(ctx: Context, sequence: Value) -> Result:
+    """The items joined along an axis, an existing one or a new one."""
+    items, axis, new = _items(sequence), ctx.attr("axis"), ctx.attr("new_axis", 0)
+    if not items:
+        raise Refused("the sequence is empty")
+    if all(map(is_known, items)):
+        arrays = [array_of(v) for v in items]
+        return np.stack(arrays, axis) if new else np.concatenate(arrays, axis)
+    tensors = [ctx.tensor(v) for v in items]
+    return torch.stack(tensors, axis) if new else torch.cat(tensors, axis)
+
+
+@structural("SequenceMap")
+def sequence_map(ctx: Context, sequence: Value, *others: Value) -> Result:
+    """The body once per item; other sequences are walked along, tensors are given each time."""
+    body: onnx.GraphProto = ctx.attr("body")
+    rows = []
+    for k, item in enumerate(_items(sequence)):
+        rest = [v[k] if isinstance(v, list) else v for v in others]
+        rows.append(ctx.runner.subgraph(ctx, body, [item, *rest], str(k)))
+    return tuple([row[j] for row in rows] for j in range(len(body.output)))

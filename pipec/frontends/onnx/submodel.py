@@ -30,8 +30,8 @@ from torch import Tensor, fx
 from pipec.errors import FrontendError
 from pipec.frontends.onnx.axes import Growth
 from pipec.frontends.onnx.evaluation import Evaluation
+from pipec.frontends.onnx.frame import reads
 from pipec.frontends.onnx.mini import LARGEST_IR_VERSION
-from pipec.frontends.onnx.subgraphs import reads
 from pipec.frontends.onnx.values import Type, type_of
 from pipec.graph.arrays import Array
 from pipec.graph.ir import origin, tensor

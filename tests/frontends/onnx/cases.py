@@ -26,8 +26,8 @@ from pipec.frontends.onnx.evaluation import Evaluation, evaluate
 from pipec.frontends.onnx.frontend import graph_of
 from pipec.frontends.onnx.module import OnnxModule
 from pipec.frontends.onnx.reader import ModelFile
+from pipec.frontends.onnx.refusals import Way
 from pipec.frontends.onnx.values import Value
-from pipec.frontends.onnx.ways import Way
 from pipec.graph.arrays import Array, has_torch_type, to_array, to_tensor
 from pipec.graph.ir import Source
 

@@ -19,7 +19,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from pipec.errors import PipecError
 from pipec.frontends.base import LoadOptions
-from pipec.frontends.onnx.files import evaluate_file
+from pipec.frontends.onnx.evaluation import evaluate_file
 from pipec.graph.arrays import to_array
 from tests.frontends.onnx.cases import played
 

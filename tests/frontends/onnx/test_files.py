@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 from pipec.errors import FrontendError, PipecError
 from pipec.frontends.base import LoadOptions
 from pipec.frontends.onnx import OnnxFrontend, reader
-from pipec.frontends.onnx.files import evaluate_file
+from pipec.frontends.onnx.evaluation import evaluate_file
 from pipec.frontends.onnx.reader import read
 from pipec.graph.ir import op_name
 from tests.frontends.onnx.models import LIGHT, load, model, run, worst

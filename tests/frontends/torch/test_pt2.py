@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from pipec.errors import FrontendError
 from pipec.frontends.base import LoadOptions
-from pipec.frontends.load import load
-from pipec.frontends.reload import reload
+from pipec.frontends.load import load, reload
 from pipec.frontends.torch_module import from_module
 from pipec.graph.ir import OutputKind, op_name, origin
 from tests.frontends.torch.running import run

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from pipec.frontends.onnx.context import Context, Result, lowering
-from pipec.frontends.onnx.fold import fold
+from pipec.frontends.onnx.mini import fold
 from pipec.frontends.onnx.refusals import Refused
 from pipec.frontends.onnx.values import FLOAT8, Value, torch_dtype, type_of
 

@@ -6,8 +6,8 @@ from torch import Tensor
 from torch.nn import functional as fn
 
 from pipec.frontends.onnx.context import Context, Result, lowering, scalar
-from pipec.frontends.onnx.fold import MOST_ELEMENTS
 from pipec.frontends.onnx.lowerings.unsigned import narrow, to_ordered, widen
+from pipec.frontends.onnx.mini import MOST_ELEMENTS
 from pipec.frontends.onnx.refusals import Refused
 from pipec.frontends.onnx.values import Value, ints, torch_dtype, type_of
 from pipec.graph.arrays import Array
