@@ -39,8 +39,8 @@ from pipec.plan.model import Plan
 from pipec.runtime.allocations import CudaAllocator, counting
 from pipec.runtime.device import device_of
 from pipec.runtime.executor import Batch, Settings
-from pipec.runtime.local import LocalPipeline
 from pipec.runtime.recording import collect_rows, record
+from pipec.runtime.runner import LocalPipeline
 from pipec.schedule.action import ActionKind
 from pipec.schedule.registry import generate
 from pipec.schedule.schedule import Schedule

@@ -25,7 +25,7 @@ from pipec.frontends.trace import Loss, trace
 from pipec.graph.ir import InputKind, Source
 from pipec.plan.model import Plan
 from pipec.runtime.executor import Batch, Settings
-from pipec.runtime.local import LocalPipeline
+from pipec.runtime.runner import LocalPipeline
 from pipec.runtime.stage import Callables
 from pipec.schedule.registry import generate
 

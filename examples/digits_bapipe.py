@@ -3,7 +3,7 @@
 from digits import accuracy, batch, cosine, network, plan_of, sgd
 
 from pipec.runtime.executor import Settings
-from pipec.runtime.local import LocalPipeline
+from pipec.runtime.runner import LocalPipeline
 
 ROUNDS, LR = 165, 0.2  # of 8 microbatches: 30 epochs
 

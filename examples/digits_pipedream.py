@@ -3,7 +3,7 @@
 from digits import PER_EPOCH, accuracy, batch, cosine, network, plain, plan_of, sgd
 
 from pipec.runtime.executor import Settings
-from pipec.runtime.local import LocalPipeline
+from pipec.runtime.runner import LocalPipeline
 
 UPDATES, LR = 30 * PER_EPOCH, 0.05
 

@@ -6,7 +6,7 @@ A forward is up to 2 (4 - i) + 2 updates late on stage i (PipeDream's 4 - i), co
 from digits import PER_EPOCH, accuracy, batch, cosine, network, plain, plan_of, sgd
 
 from pipec.runtime.executor import Settings
-from pipec.runtime.local import LocalPipeline
+from pipec.runtime.runner import LocalPipeline
 
 UPDATES, LR = 30 * PER_EPOCH, 0.03
 

@@ -13,8 +13,8 @@ from digits import PER_EPOCH, accuracy, batch, cosine, network, plain, plan_of, 
 
 from pipec.compiler.complete import complete
 from pipec.runtime.executor import Settings
-from pipec.runtime.local import LocalPipeline
 from pipec.runtime.rules import Correction
+from pipec.runtime.runner import LocalPipeline
 from pipec.schedule.registry import generate
 
 STAGES, LR = (int(sys.argv[1]), float(sys.argv[2])) if len(sys.argv) > 2 else (12, 0.03)

@@ -5,7 +5,7 @@ from digits import PER_EPOCH, accuracy, batch, cosine, plan_of, sgd
 from torch import Tensor, nn
 
 from pipec.runtime.executor import Settings
-from pipec.runtime.local import LocalPipeline
+from pipec.runtime.runner import LocalPipeline
 
 MICROBATCHES = 4
 ROUNDS, LR = 4 * PER_EPOCH // MICROBATCHES, 0.1

@@ -14,7 +14,7 @@ from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.driver import default_passes, make_plan
 from pipec.frontends.torch_module import from_module
 from pipec.runtime.executor import Settings
-from pipec.runtime.local import LocalPipeline
+from pipec.runtime.runner import LocalPipeline
 
 TEXT = torch.tensor(list(metadata("pipec")["Description"].encode()))  # the README
 ROWS, LENGTH, MICROBATCHES, ROUNDS = 4, 32, 4, 40

@@ -26,13 +26,12 @@ from pipec.runtime.checkpoint import Checkpoints
 from pipec.runtime.device import local_device
 from pipec.runtime.distributed import pipeline_of, process_group
 from pipec.runtime.executor import OnNan, Settings
-from pipec.runtime.infer import FORMATS, save_tensors
 from pipec.runtime.metrics import Observer, Steady, TensorBoard
 from pipec.runtime.ranks import start_ranks
 from pipec.runtime.recording import collect_rows, record, write_trace
 from pipec.runtime.rules import Correction
 from pipec.runtime.runner import Runner
-from pipec.runtime.train import train
+from pipec.runtime.train import FORMATS, save_tensors, train
 from pipec.schedule.schedule import Schedule
 
 _NO_FLUSH = "--schedule pipedream, for example, has none"

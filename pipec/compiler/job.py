@@ -18,13 +18,12 @@ from pipec.graph.axes import Axes
 from pipec.graph.ir import InputKind, OutputKind, tensor
 from pipec.plan.model import Plan
 from pipec.runtime.executor import Batch
-from pipec.runtime.infer import FORMATS, infer, save_tensors
 from pipec.runtime.metrics import JsonLines, Observer, Steady, Step
 from pipec.runtime.program import Program
 from pipec.runtime.result import Result
 from pipec.runtime.stage import check_input
 from pipec.runtime.tensors import TensorType
-from pipec.runtime.train import Rounds
+from pipec.runtime.train import FORMATS, Rounds, infer, save_tensors
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,8 @@ from pipec.graph.ir import Graph, InputKind, OutputKind
 from pipec.plan.model import Plan
 from pipec.runtime.draws import Stream, drawing, number_draws, seed_graph, stream
 from pipec.runtime.executor import Settings
-from pipec.runtime.local import LocalPipeline
 from pipec.runtime.program import StageProgram
+from pipec.runtime.runner import LocalPipeline
 from pipec.runtime.stage import StageRunner
 from pipec.schedule.schedule import Schedule
 

@@ -3,24 +3,27 @@
 ```text
 <directory>/round-20/               written as round-20.part, then renamed
 <directory>/round-20/1.safetensors  what rank 1 wrote (`pipec.runtime.state`)
-<directory>/round-20/sha256.json    a digest of every file, the round and the model
+<directory>/round-20/sha256.json    {"round": 20, "model": "8d10...", "seal": "77e1...", "files":
+                                     {"1.safetensors": {"sha256": "51ab...", "entries": [...]}}}
 <directory>/round-40/
 ```
 
-Between rounds nothing is on its way from one device to another: all ranks together are a consistent
-cut. In the background every rank writes a file of its own and waits for nobody, so that no death
-can hold a survivor there; ranks meet in `Checkpoints.wait` alone. Reading checks the digests, the
-round and the model, and runs no code (`pipec.runtime.seal`); what is not good is passed over for
-the newest one that is.
+The seal is a digest of all the rest of its file. Between rounds nothing is on its way from one
+device to another: all ranks together are a consistent cut. In the background every rank writes a
+file of its own and waits for nobody, so that no death can hold a survivor there; ranks meet in
+`Checkpoints.wait` alone. Reading checks the digests, the round and the model, and runs no code;
+what is not good is passed over for the newest one that is.
 """
 
+import hashlib
+import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 import torch.distributed as dist
@@ -35,9 +38,68 @@ from pipec.runtime.executor import Executor
 from pipec.runtime.identity import model_of
 from pipec.runtime.metrics import tell
 from pipec.runtime.process_group import new_group
-from pipec.runtime.seal import Sealed, check_file, read_seal, write_seal
 from pipec.runtime.state import first_unsound, is_wanted, list_changed, restore, state_of
 from pipec.runtime.waiting import PATIENCE, locate_failure, within
+
+_SEAL = "sha256.json"
+
+
+class Sealed(TypedDict):
+    """What is known of a file: its digest, and the names of the tensors in it."""
+
+    sha256: str
+    entries: list[str]
+
+
+def write_seal(place: Path, files: Mapping[str, Sealed], number: int, model: str) -> None:
+    """Seal a directory.
+
+    Args:
+        place: The directory.
+        files: What is in it.
+        number: The round before which it was made.
+        model: Digest of the model that it belongs to.
+    """
+    data = {"files": files, "round": number, "model": model}
+    text = json.dumps({**data, "seal": _digest(data)}, indent=1)
+    (place / _SEAL).write_text(text, encoding="utf-8")
+
+
+def read_seal(place: Path, number: int, model: str) -> dict[str, Sealed]:
+    """The files of a checkpoint.
+
+    Raises:
+        PlanError: They are not as they were written, bear another round's name, or are of another
+            model.
+    """
+    try:
+        data = json.loads((place / _SEAL).read_text(encoding="utf-8"))
+        seal, files = data.pop("seal"), dict(data["files"])
+        _ = [(file["sha256"], file["entries"]) for file in files.values()]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise PlanError("a checkpoint has no digests", where=place / _SEAL, got=error) from error
+    if seal != _digest(data):
+        raise PlanError("the checkpoint is damaged", where=place / _SEAL, got="another seal")
+    for what, want in (("round", number), ("model", model)):
+        if (got := data.get(what)) != want:
+            raise PlanError(f"the checkpoint is of another {what}", where=place, got=got, want=want)
+    return files
+
+
+def check_file(path: Path, want: str) -> None:
+    """Compare a file with its digest.
+
+    Raises:
+        PlanError: It is missing, or not what was written.
+    """
+    got = sha256_of(path) if path.is_file() else "no such file"
+    if got != want:
+        raise PlanError("the checkpoint is damaged", where=path, got=got[:12], want=want[:12])
+
+
+def _digest(data: Mapping[str, object]) -> str:
+    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
+
 
 _PREFIX, _PART = "round-", ".part"
 

@@ -19,12 +19,11 @@ from pipec.runtime.device import backend_for, device_of, local_device
 from pipec.runtime.executor import Batch, Settings
 from pipec.runtime.host_memory import keep_freed_memory
 from pipec.runtime.identity import digest_weights, identity, inputs_of, optimizers_of, weights_of
-from pipec.runtime.local import LocalPipeline
 from pipec.runtime.placing import links
 from pipec.runtime.process_group import ProcessGroupTransport
 from pipec.runtime.program import Program
 from pipec.runtime.rendezvous import join
-from pipec.runtime.runner import Runner, RunnerArgs
+from pipec.runtime.runner import LocalPipeline, Runner, RunnerArgs
 from pipec.runtime.waiting import PATIENCE, Watch, call_within, locate_failure, waiting_for, within
 from pipec.schedule.channels import ChannelKind
 from pipec.schedule.dependencies import waits_for

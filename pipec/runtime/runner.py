@@ -4,20 +4,20 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from datetime import timedelta
-from typing import Self, TypedDict
+from typing import Self, TypedDict, Unpack
 
 import torch
 
 from pipec.graph.ir import InputKind
 from pipec.plan.model import Plan
-from pipec.runtime.device import Device
+from pipec.runtime.device import Device, device_of
 from pipec.runtime.executor import Batch, Executor, Settings, deadlock
 from pipec.runtime.program import Program
 from pipec.runtime.result import Result
 from pipec.runtime.scaling import check_scaled
 from pipec.runtime.shares import Shares
 from pipec.runtime.stored import name_weights
-from pipec.runtime.transport import Transport
+from pipec.runtime.transport import Loopback, Transport
 from pipec.schedule.schedule import Schedule
 
 
@@ -200,3 +200,32 @@ def gather(parts: list[dict[str, torch.Tensor]], plan: Plan) -> dict[str, torch.
         if name in found:
             found |= dict.fromkeys(aliases, found[name])
     return found
+
+
+class LocalPipeline(Runner):
+    """Runs a plan with one executor per device, taking turns.
+
+    Args:
+        plan: A plan with a schedule.
+        batch: Inputs of a microbatch by its number.
+        settings: Optimizer and so on.
+        more: What else there is; it computes on the CPU by default.
+
+    Example:
+        ``LocalPipeline(plan, batch, Settings(lambda p: SGD(p, lr=0.1))).run(rounds=10)``
+    """
+
+    def __init__(
+        self, plan: Plan, batch: Batch, settings: Settings | None = None, **more: Unpack[RunnerArgs]
+    ) -> None:
+        program = Program.of(plan, more.get("schedule"))
+        super().__init__(
+            program, range(program.schedule.devices), Loopback(), batch, settings or Settings(),
+            more.get("weights"), device_of(more.get("device", "cpu")),
+        )  # fmt: skip
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """All weights under their original names, aliases of shared ones included."""
+        found = super().state_dict()
+        assert found is not None
+        return found

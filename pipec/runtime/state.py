@@ -6,10 +6,13 @@ weights#<number>/<name>     the same of a further one, from 1 on
 optimizer/<name>/<key>      the optimizer's state of a parameter
 velocity/<name>             PipeMare's estimate of a weight's velocity
 stage/<k>                   optimizer, learning-rate schedule and counts of a stage, and which
-                            weights it trains (`pipec.runtime.entries`)
+                            weights it trains
 run                         round and number of the next microbatch, scale of the loss, last norms
 under way/<device>          what an endless schedule has under way between two rounds
 ```
+
+The last three are plain data with tensors in them: JSON as bytes, with places of the tensors, which
+are entries ``<name>/<k>`` of their own.
 
 A name may hold any characters, those of an ONNX file are often paths; a key holds no slash. Named
 like this, a checkpoint can be read back onto another number of stages, unless microbatches are
@@ -17,6 +20,7 @@ under way: drained, every stage has one version between rounds, without a flush 
 need no state: every stream follows from the seed, the microbatch and the place in the model.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -24,13 +28,62 @@ from typing import Any
 import torch
 
 from pipec.errors import PlanError
-from pipec.runtime.entries import pack_entries, unpack_entries
 from pipec.runtime.executor import Executor
 from pipec.runtime.identity import digest_cut, list_settings
 from pipec.runtime.stored import name_weights
 from pipec.runtime.weights import StageWeights
 
 Tensors = dict[str, torch.Tensor]
+_TENSOR, _MAP = "tensor", "map"
+
+
+def pack_entries(name: str, data: object) -> Tensors:
+    """Entries of mappings, lists, numbers, texts and tensors, which are copied."""
+    held: list[torch.Tensor] = []
+    text = json.dumps(_plain(data, held))
+    plain = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+    return {name: plain, **{f"{name}/{k}": t for k, t in enumerate(held)}}
+
+
+def unpack_entries(
+    name: str, entries: Mapping[str, torch.Tensor], device: torch.device | str = "cpu"
+) -> Any:
+    """What `pack_entries` was given; tuples are lists, and tensors are on ``device``.
+
+    Raises:
+        PlanError: There is no such entry.
+    """
+    if name not in entries:
+        raise PlanError("the checkpoint is not one of a pipeline", want=name)
+    plain = json.loads(bytes(entries[name].tolist()).decode())
+    return _whole(plain, name, entries, device)
+
+
+def _plain(value: Any, held: list[torch.Tensor]) -> Any:
+    if isinstance(value, torch.Tensor):
+        held.append(value.detach().clone())
+        return {_TENSOR: len(held) - 1, "stride": held[-1].stride()}
+    if isinstance(value, Mapping):
+        return {_MAP: [[k, _plain(v, held)] for k, v in value.items()]}
+    if isinstance(value, list | tuple):
+        return [_plain(v, held) for v in value]
+    return value
+
+
+def _whole(
+    data: Any, name: str, entries: Mapping[str, torch.Tensor], device: torch.device | str
+) -> Any:
+    if isinstance(data, list):
+        return [_whole(v, name, entries, device) for v in data]
+    if not isinstance(data, dict):
+        return data
+    if _MAP in data:
+        return {k: _whole(v, name, entries, device) for k, v in data[_MAP]}
+    given = entries[f"{name}/{data[_TENSOR]}"]
+    made = torch.empty_strided(given.shape, data["stride"], dtype=given.dtype, device=device)
+    return made.copy_(given)
+
+
 _UNDER_WAY = "under way"
 _INNER = "_schedulers"
 """Where torch's schedules of schedules keep the states of these, whose lists follow groups too."""

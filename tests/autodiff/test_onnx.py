@@ -15,7 +15,7 @@ from pipec.frontends.base import LoadOptions
 from pipec.frontends.load import load
 from pipec.graph.ir import Graph, InputKind, OutputKind
 from pipec.runtime.executor import Settings
-from pipec.runtime.local import LocalPipeline
+from pipec.runtime.runner import LocalPipeline
 from tests.autodiff.chain import backward, chained, cut, forward, worst
 from tests.runtime.pipelines import scheduled, staged_graph
 

@@ -28,8 +28,8 @@ from pipec.graph.ir import Graph
 from pipec.graph.lower import lower
 from pipec.graph.units import placement_units
 from pipec.plan.store import load_plan
-from pipec.runtime.infer import infer
-from pipec.runtime.local import LocalPipeline
+from pipec.runtime.runner import LocalPipeline
+from pipec.runtime.train import infer
 from tests.plans import cut
 
 Arrays = dict[str, np.ndarray]

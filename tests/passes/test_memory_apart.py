@@ -15,7 +15,7 @@ from pipec.graph.comm import FETCH, OFFLOAD
 from pipec.graph.ir import Source
 from pipec.plan.model import Plan
 from pipec.runtime.executor import Settings
-from pipec.runtime.local import LocalPipeline
+from pipec.runtime.runner import LocalPipeline
 from pipec.schedule.action import ActionKind
 from tests.passes.test_memory_passes import CASE, MICROBATCHES, batch, model, sgd
 from tests.runtime.pipelines import batches

@@ -36,7 +36,7 @@ from pipec.plan.rules.verify import verify
 from pipec.plan.store import load_plan, write_plan
 from pipec.residency.problem import KEEP, RECOMPUTE
 from pipec.runtime.executor import Settings
-from pipec.runtime.local import LocalPipeline
+from pipec.runtime.runner import LocalPipeline
 from pipec.schedule.action import ActionKind
 from pipec.schedule.in_flight import in_flight
 from tests.autodiff.chain import Case

@@ -22,7 +22,7 @@ from pipec.frontends.trace import Loss, trace
 from pipec.graph.ir import Source
 from pipec.plan.model import Plan
 from pipec.runtime.executor import Settings
-from pipec.runtime.local import LocalPipeline
+from pipec.runtime.runner import LocalPipeline
 from pipec.schedule.registry import generate
 from tests.passes.test_memory_passes import CASE, batch, model, sgd
 from tests.runtime.pipelines import batches

@@ -38,15 +38,14 @@ from pipec.pipeline.pipeline import Pipeline
 from pipec.plan.store import load_plan
 from pipec.runtime.distributed import DistributedPipeline, process_group
 from pipec.runtime.executor import Batch, Executor, Settings
-from pipec.runtime.infer import infer
-from pipec.runtime.local import LocalPipeline
 from pipec.runtime.metrics import Step
 from pipec.runtime.module import StageModule
 from pipec.runtime.placing import links
 from pipec.runtime.process_group import ProcessGroupTransport
 from pipec.runtime.program import Program
+from pipec.runtime.runner import LocalPipeline
 from pipec.runtime.stored import open_weights
-from pipec.runtime.train import train
+from pipec.runtime.train import infer, train
 from pipec.runtime.weights import OptimizerFactory
 from pipec.schedule.csv_form import to_csv
 from pipec.schedule.registry import generate

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from pipec.runtime.allocations import Allocations
 from pipec.runtime.executor import Settings
 from pipec.runtime.host_memory import keep_freed_memory
-from pipec.runtime.local import LocalPipeline
+from pipec.runtime.runner import LocalPipeline
 from pipec.runtime.weights import StageWeights
 from tests.autodiff.chain import Case, worst
 from tests.autodiff.zoo import floats, seeded

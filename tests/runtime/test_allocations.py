@@ -21,7 +21,7 @@ from pipec.plan.model import Plan
 from pipec.runtime import allocations
 from pipec.runtime.allocations import Allocations, counting
 from pipec.runtime.executor import Batch, Settings
-from pipec.runtime.local import LocalPipeline
+from pipec.runtime.runner import LocalPipeline
 from pipec.runtime.weights import StageWeights
 from tests.autodiff.chain import Case
 from tests.autodiff.zoo import CASES, floats, seeded

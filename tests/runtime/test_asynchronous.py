@@ -17,8 +17,8 @@ from pipec.graph.extract import extract
 from pipec.graph.ir import Source
 from pipec.plan.model import Plan
 from pipec.runtime.executor import Settings
-from pipec.runtime.local import LocalPipeline
 from pipec.runtime.rules import Correction, delays
+from pipec.runtime.runner import LocalPipeline
 from pipec.schedule.registry import generate
 from pipec.schedule.schedule import Schedule
 from tests.autodiff.chain import Case, worst

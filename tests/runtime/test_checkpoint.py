@@ -18,9 +18,9 @@ from pipec.errors import PipecError, PlanError
 from pipec.plan.model import Plan
 from pipec.runtime.checkpoint import Checkpoints
 from pipec.runtime.executor import OnNan, Settings
-from pipec.runtime.local import LocalPipeline
 from pipec.runtime.metrics import Step
 from pipec.runtime.rules import Correction
+from pipec.runtime.runner import LocalPipeline
 from pipec.runtime.train import train
 from tests.autodiff.chain import Case, worst
 from tests.autodiff.zoo import CASES, floats, seeded

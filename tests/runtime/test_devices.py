@@ -26,9 +26,9 @@ from pipec.runtime.allocations import Allocations
 from pipec.runtime.device import Device, backend_for, device_of, local_device
 from pipec.runtime.draws import drawing, seed_module
 from pipec.runtime.executor import Settings
-from pipec.runtime.local import LocalPipeline
 from pipec.runtime.placed import place_on
 from pipec.runtime.recording import collect_rows, record
+from pipec.runtime.runner import LocalPipeline
 from pipec.runtime.tensors import TensorType, pack, parts, places_of, restore
 from pipec.schedule.action import ActionKind
 from pipec.schedule.channels import Channel, ChannelKind
@@ -431,7 +431,7 @@ def test_copies_are_recorded_when_they_run(monkeypatch: pytest.MonkeyPatch) -> N
     plan = staged(case, seeded(case), 1)
     slot = Channel(ChannelKind.H, 0, 0, "slot", 1, 1)
     order = insert_offload(scheduled(plan, "gpipe", 6), [slot])
-    monkeypatch.setattr("pipec.runtime.local.device_of", lambda _: Lagging())
+    monkeypatch.setattr("pipec.runtime.runner.device_of", lambda _: Lagging())
     pipeline = LocalPipeline(plan, batches(case, plan.graph), Settings(momentum), schedule=order)
     record(pipeline)
     assert pipeline.run(1) == accumulated(case, seeded(case), momentum, 1, 6)[0]

@@ -13,8 +13,8 @@ from pipec.pipeline.pipeline import Pipeline
 from pipec.plan.model import Plan
 from pipec.runtime.checkpoint import Checkpoints
 from pipec.runtime.executor import Settings
-from pipec.runtime.local import LocalPipeline
 from pipec.runtime.rules import Correction, delays
+from pipec.runtime.runner import LocalPipeline
 from pipec.runtime.shares import Shares
 from pipec.runtime.train import train
 from pipec.schedule.endless import updates_per_round

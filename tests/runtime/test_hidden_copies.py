@@ -8,8 +8,8 @@ from benchmarks.gpu import overlap
 from pipec.compiler.facts import plan_facts
 from pipec.plan.model import Plan, StageTiming
 from pipec.runtime.executor import Settings
-from pipec.runtime.local import LocalPipeline
 from pipec.runtime.recording import collect_rows, record
+from pipec.runtime.runner import LocalPipeline
 from pipec.simulate.simulate import simulate
 from pipec.simulate.times import Times
 from tests.autodiff.chain import Case
@@ -41,7 +41,7 @@ def test_what_the_timeline_hides_is_hidden(
     timeline = simulate(order, times, facts.memory())
     told = enumerate(zip(timeline.begin.tolist(), timeline.end.tolist(), strict=True))
 
-    monkeypatch.setattr("pipec.runtime.local.device_of", lambda _: Throttled(bandwidth, SECONDS))
+    monkeypatch.setattr("pipec.runtime.runner.device_of", lambda _: Throttled(bandwidth, SECONDS))
     plan = plan.replace(schedule=order, timeline=timeline)
     want = pytest.approx(overlap(order, dict(told)), abs=0.1)
     found = list[float]()  # other tests beside it disturb some

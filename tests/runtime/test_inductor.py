@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pipec.runtime.executor import Settings
-from pipec.runtime.local import LocalPipeline
+from pipec.runtime.runner import LocalPipeline
 from tests.autodiff.chain import Case, worst
 from tests.runtime.pipelines import batches, scheduled, staged
 

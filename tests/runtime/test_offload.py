@@ -14,7 +14,7 @@ from pipec.compiler.reside import save_to_host
 from pipec.plan.model import HostSlot, Plan, StageTiming
 from pipec.runtime.device import Copied
 from pipec.runtime.executor import Settings
-from pipec.runtime.local import LocalPipeline
+from pipec.runtime.runner import LocalPipeline
 from pipec.runtime.tensors import TensorType, buffer_bytes, pack, unpack
 from pipec.schedule.action import ActionKind
 from pipec.schedule.channels import Channel, ChannelKind
@@ -212,7 +212,7 @@ def test_a_device_that_lags_behind_holds_what_the_timeline_says(
         plan = hosted(whole, every, depth)
         order = scheduled(plan, name, MICROBATCHES, **SCHEDULES[name])
         timeline, device = timed(order, plan, copy), Lagging()
-        monkeypatch.setattr("pipec.runtime.local.device_of", lambda _, device=device: device)
+        monkeypatch.setattr("pipec.runtime.runner.device_of", lambda _, device=device: device)
         plan = plan.replace(schedule=order, timeline=timeline)
         pipeline = LocalPipeline(plan, batches(case, plan.graph), Settings(sgd))
         assert held_while_behind(pipeline, device) == predicted(timeline, 0.0)
@@ -228,7 +228,7 @@ def test_what_comes_back_takes_the_place_of_what_leaves(
     plan, device = hosted(whole, 1, 2), Lagging()
     order = scheduled(plan, "1f1b", MICROBATCHES)
     timeline = timed(order, plan, copy, first=2.0)
-    monkeypatch.setattr("pipec.runtime.local.device_of", lambda _: device)
+    monkeypatch.setattr("pipec.runtime.runner.device_of", lambda _: device)
     plan = plan.replace(schedule=order, timeline=timeline)
     pipeline = LocalPipeline(plan, batches(case, plan.graph), Settings(sgd))
     assert held_while_behind(pipeline, device) == predicted(timeline, 0.0)

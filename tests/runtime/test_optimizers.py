@@ -13,7 +13,7 @@ from pipec.plan.model import Plan
 from pipec.runtime.builders import optimizer_from_text, scheduler_from_text
 from pipec.runtime.checkpoint import Checkpoints
 from pipec.runtime.executor import Settings
-from pipec.runtime.local import LocalPipeline
+from pipec.runtime.runner import LocalPipeline
 from pipec.runtime.train import train
 from pipec.runtime.weights import OptimizerFactory
 from tests.autodiff.chain import Case, worst

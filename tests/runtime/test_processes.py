@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from pipec.plan.model import Plan
 from pipec.runtime.builders import data_from_spec, optimizer_from_text
 from pipec.runtime.executor import Settings
-from pipec.runtime.local import LocalPipeline
+from pipec.runtime.runner import LocalPipeline
 from tests.autodiff.zoo import floats
 from tests.runtime import jobs
 from tests.runtime.pipelines import emitted

@@ -8,8 +8,8 @@ from torch import nn
 import pipec
 from pipec.report.extras import read_trace
 from pipec.runtime.executor import Settings
-from pipec.runtime.local import LocalPipeline
 from pipec.runtime.recording import collect_rows, record, write_trace
+from pipec.runtime.runner import LocalPipeline
 
 
 def test_every_action_is_recorded_once_and_read_by_the_report(tmp_path: Path) -> None:

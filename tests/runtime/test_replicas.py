@@ -15,7 +15,7 @@ from pipec.plan.model import Plan, StageTiming
 from pipec.runtime.builders import optimizer_from_text
 from pipec.runtime.checkpoint import Checkpoints
 from pipec.runtime.executor import Settings
-from pipec.runtime.local import LocalPipeline
+from pipec.runtime.runner import LocalPipeline
 from pipec.runtime.train import train
 from pipec.runtime.weights import OptimizerFactory
 from pipec.schedule.schedule import Schedule

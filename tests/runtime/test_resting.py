@@ -17,7 +17,7 @@ from pipec.plan.model import STATE_WAITS, Plan
 from pipec.plan.store import load_plan, write_plan
 from pipec.report.plan import print_plan
 from pipec.runtime.executor import Executor, Settings
-from pipec.runtime.local import LocalPipeline
+from pipec.runtime.runner import LocalPipeline
 from pipec.runtime.state import restore, state_of
 from pipec.schedule.action import ActionKind
 from pipec.schedule.json_form import from_json, to_json

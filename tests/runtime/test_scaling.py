@@ -10,8 +10,8 @@ from pipec.errors import PipecError
 from pipec.runtime import scaling
 from pipec.runtime.checkpoint import Checkpoints
 from pipec.runtime.executor import Settings
-from pipec.runtime.local import LocalPipeline
 from pipec.runtime.metrics import Step
+from pipec.runtime.runner import LocalPipeline
 from pipec.runtime.train import train
 from tests.autodiff.chain import Case, worst
 from tests.autodiff.zoo import floats, seeded

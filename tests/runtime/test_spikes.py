@@ -13,8 +13,8 @@ from pipec.compiler.driver import emit
 from pipec.errors import PipecError
 from pipec.runtime.checkpoint import Checkpoints
 from pipec.runtime.executor import Batch, Settings
-from pipec.runtime.local import LocalPipeline
 from pipec.runtime.metrics import Step
+from pipec.runtime.runner import LocalPipeline
 from pipec.runtime.spikes import Spikes
 from pipec.runtime.train import train
 from tests.autodiff.chain import Case, worst

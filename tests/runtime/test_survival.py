@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from pipec.compiler.endless import endless
 from pipec.plan.store import load_plan
-from pipec.runtime.local import LocalPipeline
+from pipec.runtime.runner import LocalPipeline
 from pipec.runtime.train import train
 from tests.runtime import ranks
 from tests.runtime.pipelines import emitted

@@ -11,7 +11,7 @@ from pipec.errors import PipecError
 from pipec.frontends.trace import Loss
 from pipec.plan.model import Plan
 from pipec.runtime.executor import Settings
-from pipec.runtime.local import LocalPipeline
+from pipec.runtime.runner import LocalPipeline
 from tests.autodiff.chain import Case, worst
 from tests.autodiff.zoo import CASES, floats, seeded
 from tests.runtime.pipelines import accumulated, batches, scheduled, staged

@@ -19,7 +19,7 @@ from pipec.graph.ir import Graph, OutputKind, Source
 from pipec.plan.model import Plan
 from pipec.plan.rules.verify import verify
 from pipec.runtime.executor import Settings
-from pipec.runtime.local import LocalPipeline
+from pipec.runtime.runner import LocalPipeline
 from pipec.schedule.registry import generate
 from tests.autodiff.chain import Case
 from tests.autodiff.zoo import floats, seeded

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from pipec.runtime.executor import Settings
-from pipec.runtime.local import LocalPipeline
 from pipec.runtime.result import Result
+from pipec.runtime.runner import LocalPipeline
 from pipec.runtime.weights import StageWeights, Version
 from pipec.schedule.action import ActionKind
 from pipec.schedule.registry import names

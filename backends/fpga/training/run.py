@@ -33,9 +33,9 @@ from pipec.graph.ir import OutputKind
 from pipec.plan.model import Plan
 from pipec.runtime.draws import Stream
 from pipec.runtime.executor import Settings
-from pipec.runtime.local import LocalPipeline
 from pipec.runtime.program import StageProgram
 from pipec.runtime.result import Result
+from pipec.runtime.runner import LocalPipeline
 from pipec.runtime.stage import Outcome, StageRunner
 
 Values = Mapping[str, Tensor]
