@@ -51,7 +51,7 @@ from benchmarks._ranks import is_rank, launch, pin, quartiles, say
 from benchmarks._uneven import workload
 from benchmarks.prediction import PASSES, node_costs
 from benchmarks.training_throughput import LR, MICROBATCHES, Cell, Step, theirs, time_step
-from pipec.cli.export_onnx import FORMATS
+from pipec.cli.export import FORMATS
 from pipec.cluster.cluster import parse_cluster
 from pipec.compiler import export, profile
 from pipec.compiler.backend import load_backend

@@ -11,12 +11,23 @@ error: unit 'GBs' is not known
 
 import difflib
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 
 def did_you_mean(name: str, known: Iterable[str], otherwise: str | None = None) -> str | None:
     """A hint at the name that is nearest to an unknown one, or what else may help."""
     near = difflib.get_close_matches(name, list(known), n=1)
     return f"did you mean {near[0]!r}?" if near else otherwise
+
+
+def find_near(path: Path, otherwise: str = "check the path") -> str:
+    """A hint at the file or folder that may be meant by a path where there is none."""
+    folder = path.parent
+    if not folder.is_dir():
+        return f"there is no folder {folder} either"
+    names = [p.name for p in folder.iterdir() if p != path][:5000]
+    near = difflib.get_close_matches(path.name, names, n=1)
+    return f"did you mean {folder / near[0]}?" if near else otherwise
 
 
 def first_line(error: BaseException) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from pipec.cli.command import Command
-from pipec.cli.namespaces import allow_namespace_option, import_namespaces
+from pipec.cli.options import allow_namespace_option, import_namespaces
 from pipec.escape import sanitize
 from pipec.plan.store import load_plan
 from pipec.report.difference import difference

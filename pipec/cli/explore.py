@@ -10,7 +10,6 @@ from rich.console import Console
 
 from pipec.api.request import Request
 from pipec.cli.console import output, progress, progress_options
-from pipec.cli.exploring import run_watched
 from pipec.cli.options import (
     asynchronous_option,
     cluster_of,
@@ -25,10 +24,22 @@ from pipec.compiler.backend import Backend, check_devices, load_backend
 from pipec.compiler.declared import Options
 from pipec.errors import NoLossError
 from pipec.explore.beside import judge
+from pipec.explore.explore import Exploration
 from pipec.explore.search import Search
 from pipec.frontends.base import Loaded, LoadOptions
 from pipec.frontends.load import load
+from pipec.plan.model import Plan
 from pipec.report.exploration import print_exploration
+
+
+def run_watched(search: Search, console: Console) -> tuple[Exploration, Plan]:
+    """Run a search; how far it is is shown on ``console``."""
+    with console.status("predicting") as status:
+        return search.run(
+            lambda done, total: status.update(
+                f"predicting: {done} of {total}" if done < total else "planning"
+            )
+        )
 
 
 def _list_options(backend: Backend) -> type[Options]:

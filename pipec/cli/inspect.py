@@ -11,7 +11,7 @@ import click
 from pipec.api.drawing import draw
 from pipec.cli.command import Command, refuse
 from pipec.cli.console import output
-from pipec.cli.namespaces import allow_namespace_option, import_namespaces
+from pipec.cli.options import allow_namespace_option, import_namespaces
 from pipec.compiler.backend import lacking, load_backend
 from pipec.compiler.capabilities import Cycles
 from pipec.errors import PlanError

@@ -12,7 +12,6 @@ from pathlib import Path
 import click
 from click.shell_completion import CompletionItem
 
-from pipec.cli.early import check_first
 from pipec.cli.project import apply_defaults, project_defaults, project_file
 from pipec.errors import PipecError, did_you_mean
 from pipec.escape import sanitize
@@ -58,10 +57,8 @@ class _LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find a subcommand; a path that is not there is reported before anything is imported."""
-        if args and args[0] in _COMMANDS:
-            check_first(args[0], args[1:])
-        elif args and not args[0].startswith("-"):
+        """Find a subcommand, its options by default those of the project file."""
+        if args and args[0] not in _COMMANDS and not args[0].startswith("-"):
             hint = did_you_mean(args[0], _COMMANDS, "see `pipec --help`")
             ctx.fail(f"no such command {args[0]!r}: {hint}")
         name, command, rest = super().resolve_command(ctx, args)

@@ -10,13 +10,13 @@ import click
 
 from pipec.cli.command import Command
 from pipec.cli.completion import complete_passes
-from pipec.cli.namespaces import allow_namespace_option, import_namespaces
+from pipec.cli.options import allow_namespace_option, import_namespaces
 from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.driver import emit
 from pipec.compiler.output import check_target
 from pipec.compiler.pass_base import Pass
 from pipec.compiler.pass_manager import parse_pipeline, run_passes
-from pipec.errors import PassError, PipecError, PlanError
+from pipec.errors import PassError, PipecError, PlanError, find_near
 from pipec.escape import sanitize
 from pipec.files import check_output, write_file
 from pipec.plan.model import Fact, Plan
@@ -135,7 +135,8 @@ def _read_text(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeError) as error:
         want = "a directory that pipec compile wrote, or a text of pipec opt"
-        raise PlanError("no plan here", where=path, got=error, want=want) from error
+        hint = find_near(path)
+        raise PlanError("no plan here", where=path, got=error, want=want, hint=hint) from error
 
 
 def _write(plan: Plan, output: str, *, graph_alone: bool, force: bool) -> None:

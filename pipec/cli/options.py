@@ -1,5 +1,6 @@
 """Options that several commands share: how a model is read, and where the plan goes."""
 
+import importlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -10,7 +11,7 @@ from pipec.cli.completion import complete_devices, complete_targets
 from pipec.cluster.cluster import Cluster, parse_cluster
 from pipec.cluster.file import load_cluster
 from pipec.errors import FrontendError
-from pipec.frontends.base import AUTO, LoadOptions
+from pipec.frontends.base import AUTO, LoadOptions, user_code
 
 _F = TypeVar("_F", bound=Callable[..., object])
 
@@ -183,3 +184,32 @@ def parse_shapes(texts: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
 
 def _number(text: str) -> float:
     return int(text) if text.strip().lstrip("-").isdigit() else float(text)
+
+
+def allow_namespace_option(function: _F) -> _F:
+    """Add ``--allow-namespace``; `import_namespaces` reads its values."""
+    return click.option(
+        "--allow-namespace",
+        multiple=True,
+        metavar="NAME[=MODULE]",
+        help="Allow ops of torch.ops.NAME; MODULE is imported to define them.",
+    )(function)
+
+
+def import_namespaces(texts: tuple[str, ...]) -> frozenset[str]:
+    """Import the modules that the user named.
+
+    Returns:
+        The allowed namespaces.
+
+    Raises:
+        FrontendError: A module cannot be imported.
+    """
+    allowed = set()
+    for text in texts:
+        name, _, module = text.partition("=")
+        allowed.add(name)
+        if module:
+            with user_code(f"the module of --allow-namespace {text} cannot be imported"):
+                importlib.import_module(module)
+    return frozenset(allowed)

@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from pipec.cli.command import Command
-from pipec.cli.namespaces import allow_namespace_option, import_namespaces
+from pipec.cli.options import allow_namespace_option, import_namespaces
 
 
 @click.command(cls=Command)

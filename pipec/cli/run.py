@@ -8,7 +8,7 @@ from typing import Any
 import click
 from torch import Tensor
 
-from pipec.cli.namespaces import allow_namespace_option, import_namespaces
+from pipec.cli.options import allow_namespace_option, import_namespaces
 from pipec.cli.targets import TargetCommand, own_settings, target_of_plan
 from pipec.compiler.backend import load_backend
 from pipec.compiler.job import Job

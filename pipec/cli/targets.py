@@ -20,6 +20,7 @@ from pipec.cli.command import Command
 from pipec.compiler.backend import Backend, load_backend
 from pipec.compiler.declared import Options
 from pipec.files import read_data
+from pipec.plan.manifest import read_manifest
 from pipec.registry import entries
 
 Target = Callable[[list[str]], str | None]
@@ -44,7 +45,11 @@ def find_target(words: list[str]) -> str | None:
 
 
 def target_of_plan(words: list[str]) -> str | None:
-    """The target of the first directory of a plan that is named."""
+    """The target of the first directory of a plan that is named.
+
+    Raises:
+        PlanError: The first word names no plan.
+    """
     for word in words:
         file = Path(word) / "plan.json"
         if not word.startswith("-") and file.is_file():
@@ -52,6 +57,8 @@ def target_of_plan(words: list[str]) -> str | None:
                 return str(json.loads(read_data(file))["target"])
             except (OSError, ValueError, KeyError, TypeError, RecursionError):
                 return None  # what is wrong with it is reported when it is read
+    if words and not words[0].startswith("-"):
+        read_manifest(Path(words[0]))
     return None
 
 

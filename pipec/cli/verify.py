@@ -11,7 +11,7 @@ import click
 
 from pipec.cli.command import Command
 from pipec.cli.console import output, progress, progress_options
-from pipec.cli.namespaces import allow_namespace_option, import_namespaces
+from pipec.cli.options import allow_namespace_option, import_namespaces
 from pipec.compiler.backend import lacking, load_backend
 from pipec.compiler.capabilities import Cycles
 from pipec.compiler.verify import Streams, verify_artifacts

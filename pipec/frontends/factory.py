@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pipec.errors import FrontendError, did_you_mean
+from pipec.errors import FrontendError, did_you_mean, find_near
 from pipec.frontends.base import user_code
 from pipec.frontends.trace import Loss
 from pipec.user_module import module_of
@@ -144,6 +144,6 @@ def _from_package(name: str) -> ModuleType:
 
 def _from_file(path: Path) -> ModuleType:
     if not path.is_file():
-        raise FrontendError("no such file", got=path, hint="check the path")
+        raise FrontendError("no such model file", got=path, hint=find_near(path))
     with user_code(f"{path} cannot be imported", f"python {path} shows it too"):
         return module_of(path, "factory")

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.export import ExportedProgram
 from torch.export import graph_signature as export
 
-from pipec.errors import FrontendError, NoLossError
+from pipec.errors import FrontendError, NoLossError, find_near
 from pipec.frontends.base import (
     Frontend,
     Loaded,
@@ -57,7 +57,7 @@ class Pt2Frontend(Frontend):
         """
         path, options = Path(spec), options.decide_training()
         if not path.is_file():
-            raise FrontendError("no such file", got=spec, hint="check the path")
+            raise FrontendError("no such model file", got=spec, hint=find_near(path))
         if not options.trust:
             raise FrontendError(
                 "a .pt2 file is read only if you trust it",

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from pipec.errors import PlanError, list_lines
+from pipec.errors import PlanError, find_near, list_lines
 from pipec.files import check_regular, read_data, text_digest
 from pipec.graph.ir import Source
 from pipec.graph.serialize import dumps
@@ -44,9 +44,7 @@ def read_manifest(directory: Path) -> Record:
     try:
         record = json.loads(read_data(path), parse_constant=_refuse)
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise PlanError(
-            "no plan here", where=directory, want=f"a directory with {PLAN}, made by pipec compile"
-        ) from error
+        raise _no_plan(directory) from error
     except (OSError, ValueError, RecursionError) as error:
         hint = "compile the model again"
         raise PlanError("the plan cannot be read", where=path, got=error, hint=hint) from error
@@ -66,6 +64,16 @@ def read_manifest(directory: Path) -> Record:
             "the plan was changed after it was written", where=path, hint="compile the model again"
         )
     return record
+
+
+def _no_plan(path: Path) -> PlanError:
+    inside = next((p for p in path.parents if (p / PLAN).is_file()), None)
+    got, hint = None, find_near(path, "compile a model first: pipec compile MODEL -o out")
+    if path.is_dir():
+        got, hint = f"no {PLAN} in it", "name the directory that was given to -o"
+    hint = f"did you mean {inside}?" if inside else hint
+    want = "a directory that `pipec compile -o` wrote"
+    return PlanError("no plan here", where=path, got=got, want=want, hint=hint)
 
 
 def source_of(record: Mapping[str, Any]) -> Source:

@@ -50,7 +50,7 @@ def _defaults(tree: ast.AST) -> Iterator[ast.expr]:
 
 ALLOWED = {
     "compiler/export.py": "torch",  # a format of torch.distributed.pipelining
-    "cli/export_onnx.py": "onnx",  # the files that OpenVINO and onnxruntime-genai read
+    "cli/export.py": "onnx",  # the files that OpenVINO and onnxruntime-genai read
 }
 
 

@@ -15,7 +15,7 @@ from onnx import TensorProto
 from onnx.external_data_helper import ExternalDataInfo
 from torch import Tensor
 
-from pipec.errors import FrontendError, first_line
+from pipec.errors import FrontendError, find_near, first_line
 from pipec.frontends.onnx.frame import Frame, FunctionKey, shorten_domain
 from pipec.frontends.onnx.refusals import Refused
 from pipec.frontends.onnx.validity import check_validity
@@ -261,7 +261,7 @@ def read(path: Path) -> ModelFile:
         FrontendError: There is no such file, or it is no ONNX model.
     """
     if not path.is_file():
-        raise FrontendError("no such model file", got=path, hint="check the path")
+        raise FrontendError("no such model file", got=path, hint=find_near(path))
     stat = path.stat()
     key = (path.absolute(), stat.st_ino, stat.st_size, stat.st_mtime_ns)
     if key in _held:

@@ -82,7 +82,7 @@ def test_a_wrong_factory_is_one_clear_error(name: str, message: str, place: str)
 
 
 def test_what_is_missing_is_named() -> None:
-    with pytest.raises(FrontendError, match="no such file"):
+    with pytest.raises(FrontendError, match="no such model file"):
         load("nowhere/net.py:make")
     with pytest.raises(FrontendError, match="No module named 'nowhere'"):
         load("nowhere.net:make")

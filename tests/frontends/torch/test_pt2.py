@@ -74,7 +74,7 @@ def test_damage_is_one_clear_error(tmp_path: Path) -> None:
     (tmp_path / "noise.pt2").write_bytes(b"PK\x03\x04 and then noise")
     with pytest.raises(FrontendError, match="cannot be read"):
         load(str(tmp_path / "noise.pt2"), TRUST)
-    with pytest.raises(FrontendError, match="no such file"):
+    with pytest.raises(FrontendError, match="no such model file"):
         load(str(tmp_path / "absent.pt2"), TRUST)
 
 
