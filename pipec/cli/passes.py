@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import re
-import typing
 from typing import Any
 
 import click

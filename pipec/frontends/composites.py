@@ -24,7 +24,6 @@ import torch
 from torch import fx
 from torch.export import ExportedProgram
 
-from pipec.frontends.inplace import find_written
 from pipec.graph.torch_private import OpOverload, is_mutable, must_decompose
 
 _aten = torch.ops.aten
@@ -128,13 +127,8 @@ _LAYOUTS = ((None, torch.preserve_format), (None, torch.contiguous_format))
 
 
 def is_functional(program: ExportedProgram) -> bool:
-    """Whether a program, as exported, has nothing to decompose but what can be done node by node.
-
-    That is what `COMPOSITES` covers, and in-place ops on fresh values (`find_written`).
-    """
-    nodes = list(program.graph.nodes)
-    written = find_written(nodes)
-    return all(n.op in ("placeholder", "output") or n in written or _plain(n) for n in nodes)
+    """Whether a program, as exported, has nothing to decompose but what `COMPOSITES` covers."""
+    return all(n.op in ("placeholder", "output") or _plain(n) for n in program.graph.nodes)
 
 
 def _plain(n: fx.Node) -> bool:

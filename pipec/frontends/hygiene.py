@@ -7,7 +7,6 @@ this machine do not.
 """
 
 import operator
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,7 +19,6 @@ from torch.export import graph_signature as export
 from pipec.errors import FrontendError
 from pipec.escape import python_identifier
 from pipec.frontends.composites import COMPOSITES, Args
-from pipec.frontends.inplace import FUNCTIONAL, find_written
 from pipec.frontends.origins import OriginOf, module_origin
 from pipec.graph.ir import (
     Graph,
@@ -133,8 +131,6 @@ class _Copy:
             self.identity = _IDENTITY_IF_SAME | {_aten.detach.default}
         self.canonical = {a: name for name, other in naming.tied.items() for a in other}
         self.namespaces: set[str] = set()
-        self.written: dict[fx.Node, fx.Node] = {}
-        self.shown = defaultdict[fx.Node, list[fx.Node]](list)
         self.weights: dict[str, Tensor] = {}
         self.taken = self._names_of_others()
 
@@ -154,9 +150,8 @@ class _Copy:
 
     def graph(self, source: Source) -> Graph:
         nodes = list(self.program.nodes)
-        self.written = find_written(nodes)
         inputs = self._inputs([n for n in nodes if n.op == "placeholder"])
-        needed = _find_needed(nodes, self.written)
+        needed = _find_needed(nodes)
         for n in nodes:
             if n.op not in ("placeholder", "output") and n in needed:
                 self._call(n)
@@ -230,13 +225,7 @@ class _Copy:
             new.meta = {"val": value, "origin": origin}
             return new
 
-        if n in self.written:
-            new = emit(FUNCTIONAL[n.target], args, kwargs, n.meta["val"])
-            base = self.written[n]
-            self.shown[base].append(n)
-            for old in (base, *self.shown[base]):
-                self.env[old] = new  # whoever reads it from here on reads the new value
-        elif n.target in COMPOSITES:
+        if n.target in COMPOSITES:
             self.env[n] = COMPOSITES[n.target](n, args, emit)
         else:
             self.env[n] = emit(n.target, args, kwargs, n.meta.get("val"))
@@ -296,7 +285,7 @@ def _refuse_unsayable(n: fx.Node, origin: Origin) -> None:
         )
 
 
-def _find_needed(nodes: Sequence[fx.Node], written: Mapping[fx.Node, fx.Node]) -> set[fx.Node]:
+def _find_needed(nodes: Sequence[fx.Node]) -> set[fx.Node]:
     """What the output reads, directly or not; random draws stay, to keep the random stream."""
     needed = {nodes[-1]}
     for n in reversed(nodes):
@@ -305,7 +294,7 @@ def _find_needed(nodes: Sequence[fx.Node], written: Mapping[fx.Node, fx.Node]) -
         draws = isinstance(n.target, OpOverload) and (
             torch.Tag.nondeterministic_seeded in n.target.tags and not _is_deterministic(n)
         )
-        if n in needed or draws or written.get(n) in needed:
+        if n in needed or draws:
             needed.add(n)
             needed.update(n.all_input_nodes)
     return needed
