@@ -41,8 +41,8 @@ from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.driver import make_plan
 from pipec.compiler.pass_manager import parse_pipeline
 from pipec.frontends.trace import trace
-from pipec.graph.extract import extract
 from pipec.graph.ir import Graph, Source
+from pipec.graph.written import extract
 
 RECORDED = (614_656, 3_953)
 """FINN+ 1.6.1 with ResNet-18 on four U280: interval, and multiply-accumulate units."""

@@ -39,8 +39,8 @@ from pipec.backends.fpga.training.stage import TrainedStage, make_stage
 from pipec.backends.fpga.training.update import WORDS_MOVED, Sgd
 from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.sizes import run_graph
-from pipec.graph.extract import extract
 from pipec.graph.ir import Graph, InputKind, OutputKind, origin, tensor
+from pipec.graph.written import extract
 
 STAGES = {"resnet50": ("15", "15"), "vgg16": ("24", "30"), "alexnet": ("6", "12")}
 """First and last module of the stage: a bottleneck of 7 x 7 pixels; three convolutions of 14 x 14,

@@ -18,8 +18,7 @@ from pipec.cluster.device import Device as PhysicalDevice
 from pipec.compiler.backend import load_backend
 from pipec.compiler.capabilities import Cuts
 from pipec.compiler.cut_search import Cut, CutSearch
-from pipec.compiler.layers import place_layers
-from pipec.compiler.layouts import parse_layout
+from pipec.compiler.layers import parse_layout, place_layers
 from pipec.compiler.outline import Outline
 from pipec.compiler.pass_base import Pass
 from pipec.compiler.problem import build_problem, share_work
@@ -72,7 +71,7 @@ class PartitionPass(Pass):
         order: Whether devices keep their ``fixed`` order.
         activations: Whether what a microbatch saves counts against the memory; not where a later
             pass moves or recomputes what does not fit.
-        layout: Layers of every stage as another runtime writes them (`pipec.compiler.layouts`),
+        layout: Layers of every stage as another runtime writes them (`pipec.compiler.layers`),
             instead of the best cut; its bound is still that of the best cut.
     """
 

@@ -6,9 +6,9 @@ from typing import ClassVar
 
 from torch import fx
 
+from pipec.compiler.comparison import REWRITTEN
 from pipec.compiler.costing import Parts, make_cost_table
 from pipec.compiler.pass_base import Pass
-from pipec.compiler.tolerance import REWRITTEN
 from pipec.graph.ir import Graph, nbytes, origin
 from pipec.graph.split_node import is_split, is_splittable, split_node
 from pipec.passes.partition import PartitionPass

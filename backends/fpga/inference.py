@@ -29,8 +29,7 @@ from pipec.backends.fpga.quantise.bound import Bound, bounds_of, tolerance_of
 from pipec.backends.fpga.quantise.samples import keep, random_frames, unseen_frames
 from pipec.backends.fpga.stagejson import Json, read_record, write_record
 from pipec.backends.fpga.toolchain import has_compiler
-from pipec.compiler.comparison import MOST_STEPS, Allowed
-from pipec.compiler.tolerance import SAME_KERNELS, rounding_tolerance
+from pipec.compiler.comparison import MOST_STEPS, SAME_KERNELS, Allowed, rounding_tolerance
 from pipec.graph.ir import Graph
 from pipec.graph.lower import lower
 from pipec.graph.quantised import DEQUANTIZE

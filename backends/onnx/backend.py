@@ -13,8 +13,8 @@ from pipec.backends.onnx.files import Names, check_file, check_shapes, write_mod
 from pipec.backends.onnx.profile import profile
 from pipec.backends.onnx.runner import onnx_runner
 from pipec.compiler.backend import Backend, Emitted
+from pipec.compiler.comparison import OTHER_KERNELS, REWRITTEN, rounding_tolerance
 from pipec.compiler.stage_timing import sum_stage_times
-from pipec.compiler.tolerance import OTHER_KERNELS, REWRITTEN, rounding_tolerance
 from pipec.errors import BackendError, PipecError, list_lines
 from pipec.graph.arrays import ONNX_TYPES
 from pipec.graph.axes import Axes, reason

@@ -15,9 +15,9 @@ from torch import Tensor
 from pipec.backends.onnx.files import Names, assign_names
 from pipec.backends.torch.exported import OpenStage, export_stage
 from pipec.errors import BackendError, first_line
-from pipec.graph.extract import with_outputs
 from pipec.graph.ir import Graph, GraphOutput, InputKind, OutputKind
 from pipec.graph.lower import lower
+from pipec.graph.written import with_outputs
 from pipec.plan.model import Stage
 
 OPSET = 20

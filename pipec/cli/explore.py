@@ -29,7 +29,7 @@ from pipec.explore.search import Search
 from pipec.frontends.base import Loaded, LoadOptions
 from pipec.frontends.load import load
 from pipec.plan.model import Plan
-from pipec.report.exploration import print_exploration
+from pipec.report.found import print_exploration
 
 
 def run_watched(search: Search, console: Console) -> tuple[Exploration, Plan]:

@@ -22,7 +22,7 @@ from pipec.graph.ir import Graph
 from pipec.graph.printer import graph_to_python
 from pipec.plan.model import Plan, Stage
 from pipec.plan.store import load_plan
-from pipec.report.cycles import print_cycles
+from pipec.report.found import print_cycles
 from pipec.report.plan import print_plan
 from pipec.report.plan_data import plan_data, stage_data
 

@@ -19,8 +19,7 @@ from pipec.frontends.load import check_runnable, reload
 from pipec.plan.manifest import read_manifest, source_of
 from pipec.plan.model import Plan
 from pipec.plan.store import load_plan
-from pipec.report.cycles import print_checks
-from pipec.report.verification import print_report
+from pipec.report.found import print_checks, print_report
 
 
 @click.command(cls=Command)

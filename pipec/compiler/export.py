@@ -13,8 +13,7 @@ from itertools import pairwise
 import numpy as np
 
 from pipec.cluster.cluster import Link
-from pipec.compiler.layers import layers_of, place_layers, whole_layers
-from pipec.compiler.layouts import Layout
+from pipec.compiler.layers import Layout, layers_of, place_layers, whole_layers
 from pipec.compiler.problem import build_problem, chain_of
 from pipec.errors import PartitionError
 from pipec.partition.costgraph import CostGraph, IntArray

@@ -26,9 +26,8 @@ from pipec.compiler.stage_timing import holder, life, peak_of
 from pipec.cost.stage import StageCost
 from pipec.cost.table import CostTable
 from pipec.cost.update import OPTIMIZER_COPIES, update_cost
-from pipec.graph.extract import extract
 from pipec.graph.ir import Graph, InputKind, OutputKind, nbytes, origin
-from pipec.graph.written import ancestors
+from pipec.graph.written import ancestors, extract
 from pipec.partition.costgraph import FloatArray, IntArray
 from pipec.plan.facts import Facts, SharedWeight, StageFacts
 from pipec.schedule.channels import Channel, slots_of, value

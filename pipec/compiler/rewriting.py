@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+from pipec.compiler.comparison import REWRITTEN
 from pipec.compiler.costing import make_cost_table
 from pipec.compiler.pass_base import Pass
-from pipec.compiler.tolerance import REWRITTEN
 from pipec.errors import PassError
 from pipec.graph.patterns import Match, Rule, rewrite
 from pipec.plan.model import Plan

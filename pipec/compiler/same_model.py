@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
-from pipec.compiler.tolerance import REWRITTEN
+from pipec.compiler.comparison import REWRITTEN
 from pipec.errors import PlanError
 from pipec.graph.ir import Graph, InputKind, OutputKind
 from pipec.plan.model import Plan

@@ -18,8 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx
 
-from pipec.cost.backward import needing_gradients
-from pipec.cost.count import count, moves_data
+from pipec.cost.count import count, moves_data, needing_gradients
 from pipec.cost.table import CostTable
 from pipec.errors import CostError, first_line
 from pipec.graph.ir import Graph, OutputKind, flat_tensors, op_name, origin

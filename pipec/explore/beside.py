@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from pipec.compiler.complete import complete
-from pipec.compiler.layouts import parse_layout
+from pipec.compiler.layers import parse_layout
 from pipec.compiler.pass_base import Pass
 from pipec.compiler.pass_manager import parse_pipeline, run_passes
 from pipec.errors import PartitionError, PipecError
@@ -75,7 +75,7 @@ def judge(layout: str, maker: Maker, exploration: Exploration, chosen: Plan) -> 
     """Makes plans of a layout at every microbatch that fits it; the fastest.
 
     Args:
-        layout: A layout (`pipec.compiler.layouts`), or the path of a schedule as torch writes it.
+        layout: A layout (`pipec.compiler.layers`), or the path of a schedule as torch writes it.
         maker: The exploration's maker of plans.
         exploration: Says what the batch is.
         chosen: The plan that the exploration chose.

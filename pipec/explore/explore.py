@@ -1,6 +1,6 @@
 """Time the candidates that may be the fastest, keep what fits, and say why each other one lost."""
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from heapq import heappop, heappush
 from math import inf
@@ -8,9 +8,9 @@ from typing import Any
 
 from pipec.errors import PartitionError, PipecError
 from pipec.explore.candidate import Candidate, ease_memory, in_parts
-from pipec.explore.make import Maker
+from pipec.explore.make import Maker, passes_of
 from pipec.explore.predict import Prediction, Predictor, fastest_first, not_timed
-from pipec.explore.split import split_candidates
+from pipec.graph.split_node import is_splittable
 from pipec.plan.model import Plan, Tried
 from pipec.schedule.registry import SYNTHESIZED, plain_name
 
@@ -310,3 +310,40 @@ def _kind(c: Candidate) -> str:
     """
     plain = plain_name(c.schedule)
     return "data parallel" if c.depth == 1 else {"1f1b-as": "1f1b"}.get(plain, plain)
+
+
+LEAST = 0.05
+"""Smallest part of a layer that is worth a cut of its own."""
+
+
+def split_candidates(maker: Maker, base: Candidate) -> Iterator[Candidate]:
+    """A candidate with the layers split that lie next to a neighbour of its slowest stage.
+
+    Each is split into two equal parts, and so that the two stages get even. None where there is
+    no boundary or nothing to split.
+    """
+    passes = passes_of(base)
+    names = [p.name for p in passes]
+    try:
+        whole = maker.make(base, passes=passes[: names.index("partition") + 1])
+    except PipecError:  # the candidate itself reports that it cannot be cut
+        return
+    assert whole.partition is not None
+    assert whole.costs is not None
+    loads, of = whole.partition.seconds, whole.partition.stage_of
+    slow = max(range(len(loads)), key=lambda k: loads[k])
+    layers = [
+        n.name for n in whole.graph.calls if of[n.name] == slow and is_splittable(whole.graph, n)
+    ]
+    kind = whole.cluster.devices[slow % whole.cluster.size].kind
+    back = whole.costs.backward_of(kind) if maker.trains else {}
+    for neighbour in (slow - 1, slow + 1):
+        if not layers or not 0 <= neighbour < len(loads):
+            continue
+        layer = layers[0] if neighbour < slow else layers[-1]
+        seconds = whole.costs.of(kind)[layer] + back.get(layer, 0.0)
+        part = (loads[slow] - loads[neighbour]) / 2 / seconds if seconds else 0.0
+        if LEAST <= part <= 1 - LEAST:
+            share = round(part if neighbour < slow else 1 - part, 3)
+            yield replace(base, split=layer, share=share)
+        yield replace(base, split=layer, share=0.5)

@@ -9,8 +9,7 @@ from pipec.compiler.capabilities import model_of
 from pipec.compiler.pass_base import Pass
 from pipec.compiler.pass_manager import Observer, parse_pipeline, run_passes
 from pipec.cost.model import Roofline
-from pipec.cost.scale import scale_costs
-from pipec.cost.table import CostTable
+from pipec.cost.table import CostTable, scale_costs
 from pipec.errors import PipecError, PlanError
 from pipec.explore.candidate import Candidate
 from pipec.explore.rebatch import Rebatched, make_once

@@ -22,7 +22,6 @@ from typing import Any
 from torch import fx
 
 from pipec.graph.comm import FETCH, OFFLOAD, RECV, SEND
-from pipec.graph.extract import Part
 from pipec.graph.ir import (
     Graph,
     GraphInput,
@@ -35,7 +34,7 @@ from pipec.graph.ir import (
     tensor,
 )
 from pipec.graph.torch_private import OpOverload
-from pipec.graph.written import copy_calls
+from pipec.graph.written import Part, copy_calls
 
 End = tuple[str, fx.Node]
 """A channel, and the value that it moves: its name and type count."""

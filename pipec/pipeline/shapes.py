@@ -12,9 +12,9 @@ from inspect import BoundArguments, signature
 import torch
 from torch import fx, nn
 
+from pipec.compiler.comparison import REWRITTEN
 from pipec.compiler.pass_manager import parse_pipeline, run_passes
 from pipec.compiler.same_model import check_parameters, check_same_model
-from pipec.compiler.tolerance import REWRITTEN
 from pipec.errors import PlanError
 from pipec.frontends.base import LoadOptions
 from pipec.frontends.leaves import read_back

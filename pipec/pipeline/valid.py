@@ -13,9 +13,9 @@ from torch import fx
 
 from pipec.autodiff.recompute import draws_of
 from pipec.errors import PlanError
-from pipec.graph.extract import extract
 from pipec.graph.ir import Graph, InputKind, OutputKind, op_name, origin, tensor
 from pipec.graph.torch_private import OpOverload, argument_names_and_defaults
+from pipec.graph.written import extract
 
 Count = Callable[[Mapping[str, torch.Tensor]], float]
 _MEAN, _SUM = 1, 2  # torch's numbers of reduction="mean" and "sum"

@@ -14,11 +14,11 @@ from pipec.arguments import check_arguments
 from pipec.autodiff.model import Training
 from pipec.cluster.cluster import Cluster
 from pipec.cost.table import CostTable
-from pipec.graph.extract import Part, parts_of
 from pipec.graph.ir import Graph, InputKind, OutputKind, nbytes, tensor
 from pipec.graph.lower import lower, with_transfers
 from pipec.graph.structure import structural_key
 from pipec.graph.tensor_type import dtype_text
+from pipec.graph.written import Part, parts_of
 from pipec.registry import load_view
 from pipec.schedule.schedule import Placement, Schedule
 from pipec.simulate.timeline import Timeline

@@ -4,7 +4,8 @@
 out/plan.json            everything but graphs and weights, and the SHA-256 of every other file
     model.json           the whole traced graph
     graphs/<key>/F.json  a distinct stage graph; F.py is the same for people
-    graphs/<key>/B.json  its backward, in training (`pipec.plan.training`)
+    graphs/<key>/B.json  its backward, in training, with I.json and W.json: of the first stage of
+                         these graphs, whose names `share_training` turns into those of the others
     payloads/<key>.onnx  what an opaque node of the graphs runs
     stage0/ ...          what the backend wrote
 ```
@@ -14,6 +15,7 @@ Stages are cut from the model again, as the partition and the channels say: the 
 graphs are to be looked at.
 """
 
+import hashlib
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import replace
@@ -22,7 +24,7 @@ from typing import Annotated, NotRequired, TypedDict
 
 from msgspec import Meta, convert
 
-from pipec.autodiff.model import Training, share_training
+from pipec.autodiff.model import KINDS, Training, share_training
 from pipec.errors import PlanError
 from pipec.files import read_data
 from pipec.graph.ir import Graph
@@ -35,9 +37,64 @@ from pipec.plan.manifest import PLAN, check_files, read_manifest, write_manifest
 from pipec.plan.model import Plan, Stage, cut_stages
 from pipec.plan.record import plan_from_record, plan_record
 from pipec.plan.rules.verify import verify
-from pipec.plan.training import TrainingWriter, read_training
 from pipec.plan.trust import is_own
 from pipec.plan.weights import WEIGHTS, StoredWeights, stage_folder
+
+
+class TrainingWriter:
+    """Writes training graphs; stages whose graphs differ in the names of their ends share files.
+
+    Args:
+        folder: ``graphs``.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._written: dict[object, str] = {}
+
+    def write(self, training: Training) -> str:
+        """Write the graphs of one stage unless they are there; the key of their folder."""
+        graphs = training.graphs
+        same = tuple((id(g.module), _kinds(g)) for g in graphs.values())
+        if same not in self._written:
+            data = {kind: graph_to_json(graph) for kind, graph in graphs.items()}
+            text = "".join(dumps(_nameless(graph)) for graph in data.values())
+            key = self._written[same] = hashlib.sha256(text.encode()).hexdigest()[:12]
+            place = self._folder / key
+            if not place.exists():
+                place.mkdir(parents=True)
+                for kind, graph in data.items():
+                    (place / f"{kind}.json").write_text(dumps(graph), encoding="utf-8")
+                    (place / f"{kind}.py").write_text(json_to_python(graph), encoding="utf-8")
+        return self._written[same]
+
+
+def read_training(folder: Path, allowed: Collection[str], mode: FakeTensorMode) -> Training:
+    """What `TrainingWriter` wrote into one folder, without weights.
+
+    Args:
+        folder: ``graphs/<key>``.
+        allowed: Op namespaces beyond pipec's own.
+        mode: Mode of the fake tensors.
+    """
+    files = {kind: json.loads(read_data(folder / f"{kind}.json")) for kind in KINDS}
+    return Training(**{k: graph_from_json(d, allowed=allowed, mode=mode) for k, d in files.items()})
+
+
+def _kinds(graph: Graph) -> tuple[object, ...]:
+    return tuple((i.node, i.kind) for i in graph.inputs), tuple(
+        (o.node, o.kind) for o in graph.outputs
+    )
+
+
+def _nameless(data: Json) -> Json:
+    """A graph without what each stage says for itself."""
+    ends = {
+        key: [{k: v for k, v in row.items() if k != "name"} for row in data[key]]
+        for key in ("inputs", "outputs")
+    }
+    return {**data, **ends, "tied": {}}
+
 
 MODEL, GRAPHS, PAYLOADS = "model.json", "graphs", "payloads"
 _OPAQUE = "pipec.onnx.default"

@@ -24,7 +24,7 @@ from pipec.runtime.tensors import TensorType, pack, parts, restore, unpack
 from pipec.runtime.transport import Message, Transport, Waits, poll
 from pipec.runtime.weights import StageWeights, Updates, Version
 from pipec.schedule.action import Action
-from pipec.simulate.row_memory import find_given_up
+from pipec.simulate.memory import find_given_up
 
 Key = tuple[str, int]
 

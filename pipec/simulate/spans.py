@@ -12,9 +12,8 @@ from pipec.schedule.comm import ends
 from pipec.schedule.routes import Routes, routes_of
 from pipec.schedule.schedule import Schedule
 from pipec.schedule.tables import Tables
-from pipec.simulate.memory import Memory, Spans
+from pipec.simulate.memory import Memory, Spans, find_issue
 from pipec.simulate.posted import Posted
-from pipec.simulate.row_memory import find_issue
 from pipec.simulate.times import Float, Positions
 
 _K, _C = ActionKind, ChannelKind

@@ -12,8 +12,8 @@ from pipec.autodiff.differentiate import differentiate
 from pipec.autodiff.model import Training
 from pipec.autodiff.recompute import Recompute, views
 from pipec.frontends.trace import Loss, trace
-from pipec.graph.extract import extract
 from pipec.graph.ir import Graph, InputKind, OutputKind, Source
+from pipec.graph.written import extract
 
 Tensors = dict[str, Tensor]
 

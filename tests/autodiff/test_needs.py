@@ -12,8 +12,8 @@ from pipec.autodiff.differentiate import differentiate
 from pipec.autodiff.needs import needs_grad
 from pipec.errors import GraphError
 from pipec.frontends.trace import Loss, trace
-from pipec.graph.extract import extract
 from pipec.graph.ir import Graph, InputKind, Source
+from pipec.graph.written import extract
 from tests.autodiff.chain import Case, Chain, build, chained, cut, eager, pipeline, worst
 from tests.autodiff.zoo import CASES, chain_of, floats, seeded
 

@@ -18,8 +18,7 @@ from torch.distributed.pipelining import SplitPoint, pipeline
 from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.driver import make_plan
 from pipec.compiler.export import FORMATS, Split, split_layers
-from pipec.compiler.layers import layers_of, place_layers
-from pipec.compiler.layouts import Layout, parse_layout
+from pipec.compiler.layers import Layout, layers_of, parse_layout, place_layers
 from pipec.compiler.pass_manager import parse_pipeline
 from pipec.errors import PartitionError
 from pipec.frontends.torch_module import from_module

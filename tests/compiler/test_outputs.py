@@ -18,8 +18,8 @@ from pipec.errors import BackendError, GraphError, PlanError
 from pipec.frontends.base import Loaded, LoadOptions
 from pipec.frontends.load import load
 from pipec.frontends.torch_module import from_module
-from pipec.graph.extract import with_outputs
 from pipec.graph.ir import OutputKind
+from pipec.graph.written import with_outputs
 from pipec.plan.rules.verify import verify as verify_plan
 from tests.plans import cut
 

@@ -17,10 +17,9 @@ from torch import Tensor, nn
 import pipec
 from pipec.backends.torch.backend import TorchBackend
 from pipec.compiler.backend import Emitted
-from pipec.compiler.comparison import INCOMPARABLE, Allowed, compare
+from pipec.compiler.comparison import INCOMPARABLE, Allowed, compare, rounding_tolerance
 from pipec.compiler.driver import emit
 from pipec.compiler.inputs import KINDS, choose_inputs, draw, table_sizes
-from pipec.compiler.tolerance import rounding_tolerance
 from pipec.compiler.verify import verify_artifacts, verify_stages
 from pipec.errors import FrontendError, PlanError
 from pipec.frontends.torch_module import from_module

@@ -14,7 +14,7 @@ from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.driver import emit, make_plan
 from pipec.compiler.verify import VerifyReport, verify_artifacts
 from pipec.frontends.load import load
-from pipec.report.verification import print_report
+from pipec.report.found import print_report
 
 NOISE = {
     "normal": [helper.make_node("RandomNormalLike", ["a"], ["n"])],

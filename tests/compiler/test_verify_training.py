@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 import pipec
-from pipec.compiler.tolerance import SAME_KERNELS, rounding_tolerance
+from pipec.compiler.comparison import SAME_KERNELS, rounding_tolerance
 from pipec.compiler.verify_training import compare_gradients
 from pipec.frontends.torch_module import from_module
-from pipec.graph.extract import with_outputs
 from pipec.graph.ir import Graph, OutputKind
+from pipec.graph.written import with_outputs
 from pipec.plan.model import Plan
 from tests.autodiff.chain import cut
 from tests.autodiff.zoo import CASES, seeded

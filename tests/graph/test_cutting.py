@@ -6,11 +6,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipec.graph.extract import extract, parts_of
 from pipec.graph.ir import Graph, InputKind, OutputKind
 from pipec.graph.lower import lower, with_transfers
 from pipec.graph.rules import Role, verify
 from pipec.graph.structure import structural_key
+from pipec.graph.written import extract, parts_of
 from tests.toys import mlp, run
 
 

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from torch import fx
 
 from pipec.errors import GraphError, PipecError
-from pipec.graph.extract import extract, parts_of
 from pipec.graph.ir import Graph, Origin
 from pipec.graph.lower import with_transfers
 from pipec.graph.printer import graph_to_python, json_to_python
@@ -23,6 +22,7 @@ from pipec.graph.serialize import dumps, graph_from_json, graph_to_json
 from pipec.graph.structure import structural_key
 from pipec.graph.tensor_type import dense_strides, empty_of_type, type_text
 from pipec.graph.whitelist import resolve
+from pipec.graph.written import extract, parts_of
 from tests.toys import Builder, aten, mlp, run
 
 

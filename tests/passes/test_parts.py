@@ -12,8 +12,8 @@ from pipec.compiler.driver import make_plan
 from pipec.compiler.facts import plan_facts
 from pipec.compiler.fates import Fates
 from pipec.compiler.fit import Fit, Fitted
-from pipec.compiler.lifespan import DEPTHS, lifespans, move_until_it_fits
 from pipec.compiler.pass_manager import parse_pipeline, run_passes
+from pipec.compiler.refine import DEPTHS, lifespans, move_until_it_fits
 from pipec.compiler.reside import best, find_schedule, make_applier
 from pipec.compiler.residency import list_saved
 from pipec.compiler.timeline import plan_timeline

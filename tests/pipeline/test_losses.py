@@ -12,8 +12,8 @@ from torch import Tensor
 
 import pipec
 from pipec.errors import BackendError, PlanError
-from pipec.graph.extract import with_outputs
 from pipec.graph.ir import Graph
+from pipec.graph.written import with_outputs
 from pipec.plan.rules.verify import verify as check
 from tests.pipeline.test_pipeline import LOSS, Tagger, plan_of, sgd
 from tests.plan.edits import in_training

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from pipec.graph.extract import with_outputs
 from pipec.graph.ir import Graph
+from pipec.graph.written import with_outputs
 from pipec.plan.model import Plan
 
 Edit = Callable[[Plan], Plan]

@@ -18,9 +18,9 @@ from pipec.compiler.complete import complete
 from pipec.compiler.pass_manager import parse_pipeline, run_passes
 from pipec.frontends.trace import Loss, trace
 from pipec.graph.comm import RECV, SEND
-from pipec.graph.extract import extract, with_outputs
 from pipec.graph.ir import Graph, GraphInput, GraphOutput, InputKind, OutputKind, Source
 from pipec.graph.lower import lower
+from pipec.graph.written import extract, with_outputs
 from pipec.plan.model import Partition, Plan, Stage, cut_stages
 from pipec.schedule.registry import generate
 from pipec.schedule.schedule import Placement

@@ -6,9 +6,9 @@ from dataclasses import replace
 import torch
 
 from pipec.graph.comm import OFFLOAD
-from pipec.graph.extract import with_outputs
 from pipec.graph.ir import Graph, GraphOutput, InputKind, OutputKind
 from pipec.graph.lower import lower
+from pipec.graph.written import with_outputs
 from tests.plan.edits import fake
 
 aten = torch.ops.aten

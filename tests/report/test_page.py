@@ -21,11 +21,11 @@ from pipec.compiler.comparison import Comparison
 from pipec.compiler.verify import VerifyReport
 from pipec.errors import PipecError
 from pipec.report.extras import read_metrics, read_trace, read_verification
+from pipec.report.found import print_report
 from pipec.report.page import page, write_report
 from pipec.report.page_data import nodes_data, timeline_data
 from pipec.report.plan import print_plan
 from pipec.report.plan_data import list_heaviest, plan_data
-from pipec.report.verification import print_report
 from pipec.runtime.metrics import Step
 from pipec.simulate.draw_trace import trace
 from tests.cli.running import Pipec

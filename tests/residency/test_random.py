@@ -10,8 +10,8 @@ from torch import fx, nn
 
 from pipec.autodiff.recompute import is_random, views
 from pipec.autodiff.rewrite import lineage, recompute_values
+from pipec.compiler.comparison import SAME_KERNELS, rounding_tolerance
 from pipec.compiler.residency import list_saved
-from pipec.compiler.tolerance import SAME_KERNELS, rounding_tolerance
 from pipec.compiler.verify_training import compare_gradients
 from pipec.errors import PipecError, PlanError
 from pipec.graph.comm import FETCH, OFFLOAD

@@ -5,9 +5,9 @@ from functools import cache
 from math import inf
 
 from pipec.cluster.cluster import parse_cluster
+from pipec.compiler.comparison import SAME_KERNELS, rounding_tolerance
 from pipec.compiler.driver import make_plan
 from pipec.compiler.pass_manager import parse_pipeline, run_passes
-from pipec.compiler.tolerance import SAME_KERNELS, rounding_tolerance
 from pipec.compiler.verify_training import compare_gradients
 from pipec.errors import PassError
 from pipec.frontends.trace import Loss, trace

@@ -32,8 +32,8 @@ from pipec.compiler.driver import default_passes, emit, make_plan
 from pipec.compiler.endless import endless
 from pipec.frontends.torch_module import from_module
 from pipec.frontends.trace import trace
-from pipec.graph.extract import extract
 from pipec.graph.ir import Graph, InputKind, OutputKind, Source
+from pipec.graph.written import extract
 from pipec.pipeline.pipeline import Pipeline
 from pipec.plan.store import load_plan
 from pipec.runtime.distributed import DistributedPipeline, process_group

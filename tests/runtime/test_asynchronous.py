@@ -13,8 +13,8 @@ from pipec.compiler.complete import complete
 from pipec.compiler.driver import emit
 from pipec.errors import PipecError
 from pipec.frontends.trace import Loss, trace
-from pipec.graph.extract import extract
 from pipec.graph.ir import Source
+from pipec.graph.written import extract
 from pipec.plan.model import Plan
 from pipec.runtime.executor import Settings
 from pipec.runtime.rules import Correction, delays

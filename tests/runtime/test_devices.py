@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from pipec.errors import BackendError
 from pipec.frontends.trace import Loss, trace
-from pipec.graph.extract import extract
 from pipec.graph.ir import Source, tensor
 from pipec.graph.torch_private import (
     ON_CPUS,
@@ -20,6 +19,7 @@ from pipec.graph.torch_private import (
     is_held_once,
     storage_key,
 )
+from pipec.graph.written import extract
 from pipec.passes.differentiate import Differentiate
 from pipec.plan.model import Plan
 from pipec.runtime.allocations import Allocations

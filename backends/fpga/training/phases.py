@@ -27,9 +27,8 @@ from pipec.autodiff.recompute import is_random
 from pipec.backends.fpga.lowering.backward import RULES, layer_norm_backward
 from pipec.backends.fpga.lowering.rewrite import Emit, Rule, rewrite
 from pipec.errors import BackendError
-from pipec.graph.extract import with_outputs
 from pipec.graph.ir import Graph, GraphInput, GraphOutput, InputKind, OutputKind, op_name, tensor
-from pipec.graph.written import ancestors, copy_calls
+from pipec.graph.written import ancestors, copy_calls, with_outputs
 from pipec.runtime.draws import Draws, Stream
 
 

@@ -4,10 +4,10 @@ from collections.abc import Iterator, Mapping
 
 from torch import fx
 
-from pipec.graph.extract import Part
 from pipec.graph.finding import Finding
 from pipec.graph.infer import describe_type, type_of
 from pipec.graph.ir import Graph, InputKind, OutputKind, op_name
+from pipec.graph.written import Part
 from pipec.plan.model import stage_parts
 from pipec.plan.rules.parts import Parts, PlanRule, mismatch, value_of
 

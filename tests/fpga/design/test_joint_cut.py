@@ -17,8 +17,8 @@ from pipec.cluster.presets import PRESETS
 from pipec.compiler.driver import make_plan
 from pipec.compiler.pass_manager import parse_pipeline
 from pipec.errors import BackendError
-from pipec.graph.extract import extract
 from pipec.graph.ir import Graph
+from pipec.graph.written import extract
 from pipec.partition.costgraph import Value, cost_graph
 from pipec.partition.result import CutResult
 from pipec.partition.units import make_units

@@ -29,7 +29,7 @@ from pipec.errors import BackendError, PlanError
 from pipec.frontends.load import load
 from pipec.plan.model import Plan
 from pipec.plan.store import load_plan
-from pipec.report.cycles import print_checks
+from pipec.report.found import print_checks
 from tests.cli.running import Pipec
 
 FACTORY = """

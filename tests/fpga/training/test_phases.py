@@ -27,8 +27,8 @@ from pipec.backends.fpga.training.kernels import networks_of
 from pipec.backends.fpga.training.phases import Phases, phases_of
 from pipec.compiler.sizes import run_graph
 from pipec.frontends.trace import Loss, trace
-from pipec.graph.extract import extract
 from pipec.graph.ir import Graph, InputKind, OutputKind, Source, origin, tensor
+from pipec.graph.written import extract
 from pipec.runtime.draws import count_draws, drawing, seed_graph
 from tests.fpga.training.models import LABELS, MODELS, example
 
