@@ -75,11 +75,6 @@ def boundary_layer(
 ) -> str | None:
     """The layer through which a better cut might run.
 
-    Args:
-        graph: The whole model.
-        stage_of: Call node to stage.
-        seconds: Seconds of every stage.
-
     Returns:
         The slowest stage's first splittable node if the stage before it is less loaded than the
         one behind it, else its last; None if it has none or there is one stage alone.

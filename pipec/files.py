@@ -158,12 +158,7 @@ def write_file(path: Path, content: str | bytes) -> None:
 
 
 def write_npz(path: Path, arrays: Mapping[str, Any]) -> None:
-    """Write arrays as `numpy.load` reads them; any name will do, an argument of `savez` too.
-
-    Args:
-        path: The file to write.
-        arrays: Name to NumPy array.
-    """
+    """Write arrays as `numpy.load` reads them; any name will do, an argument of `savez` too."""
     from numpy.lib.format import write_array
 
     with zipfile.ZipFile(path, "w") as archive:
@@ -175,12 +170,10 @@ def write_npz(path: Path, arrays: Mapping[str, Any]) -> None:
 class Lock:
     """A directory that this process alone may change, as long as one of its locks lives.
 
+    Another process is waited for, for some seconds.
+
     The system frees it when the process ends, however it does. Where a file system has no locks,
     nobody is kept out.
-
-    Args:
-        directory: The directory, which exists.
-        seconds: How long to wait for another process.
 
     Raises:
         PipecError: Another process keeps it.

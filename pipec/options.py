@@ -21,10 +21,6 @@ Failure = type[PipecError]
 def parse_list(text: str, failure: Failure) -> list[tuple[str, dict[str, str]]]:
     """``a,b{x=1 y=2}`` as ``[("a", {}), ("b", {"x": "1", "y": "2"})]``.
 
-    Args:
-        text: Names with options, separated by commas.
-        failure: The error to raise.
-
     Raises:
         PipecError: A name is missing, a brace is not closed, or an option has no value.
 
@@ -100,13 +96,7 @@ def _format_value(value: object) -> str:
 
 
 def value_of(hint: object, text: str, where: str, failure: Failure) -> object:
-    """Text as a value of a type.
-
-    Args:
-        hint: int, float, bool, str, a sequence or Literal of these, or one of these or None.
-        text: What the user wrote.
-        where: The option, for errors.
-        failure: The error to raise.
+    """Text as an int, float, bool, str, a sequence or Literal of these, or one of these or None.
 
     Raises:
         PipecError: The text is no such value.

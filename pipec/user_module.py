@@ -29,10 +29,6 @@ class _Source(SourceFileLoader):
 def module_of(path: Path, kind: str) -> ModuleType:
     """Run a file as a module, its neighbours importable, as ``python path/file.py`` has them.
 
-    Args:
-        path: The file; it is there.
-        kind: What it is for, part of the module's name.
-
     Raises:
         Exception: Whatever the file raises.
     """

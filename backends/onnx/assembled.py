@@ -29,9 +29,6 @@ Written = tuple[Stage, ModelProto, Mapping[str, Tensor | Array], Names]
 class Assembly:
     """The source of a plan, read again, as stages that leave open what axes they can.
 
-    Args:
-        plan: Plan of an ONNX file.
-
     Attributes:
         axes: The axes that the file leaves open.
 
@@ -89,10 +86,6 @@ class Assembly:
 
     def check(self, runners: Sequence[StageFunction], tolerance: float) -> None:
         """Run the emitted stages and the file at other sizes of the open axes.
-
-        Args:
-            runners: The stages.
-            tolerance: Largest relative error of an output.
 
         Raises:
             PipecError: An output is off, or the file itself runs at no other size.

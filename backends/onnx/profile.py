@@ -25,11 +25,6 @@ def profile(graph: Graph, inputs: Mapping[str, Tensor], runs: int) -> dict[str, 
     Of each ONNX node the fastest run counts, as onnxruntime's clock goes on while others have the
     processor. The first of the calls that stand for a node has them all.
 
-    Args:
-        graph: What was traced.
-        inputs: Example inputs by name.
-        runs: Runs of the whole file.
-
     Raises:
         FrontendError: The file cannot be read, or onnxruntime refuses it.
     """

@@ -18,11 +18,6 @@ from pipec.graph.quantised import QUANTISED
 def onnx_runner(path: Path, names: Names, graph: Graph) -> StageFunction:
     """A function that runs a model file through onnxruntime on the CPU.
 
-    Args:
-        path: The model file.
-        names: What its inputs and outputs stand for.
-        graph: The stage's pure graph, which says what types come out.
-
     Raises:
         BackendError: onnxruntime refuses the file.
     """

@@ -16,13 +16,7 @@ Shape = tuple[tuple[int, ...], ...]
 
 
 class AnySize:
-    """Runs rounds of a pipeline; its stages are made anew for every new shape of the inputs.
-
-    Args:
-        pipeline: Pipeline of the plan at the planned sizes.
-        axes: What is open, with the arguments that follow sizes.
-        batch: Inputs of a microbatch by its number; all ranks ask for all of them.
-    """
+    """Runs rounds of a pipeline; its stages are made anew for every new shape of the inputs."""
 
     def __init__(self, pipeline: Runner, axes: Axes, batch: Batch) -> None:
         self._pipeline, self._axes, self._batch = pipeline, axes, batch

@@ -59,12 +59,7 @@ class _FlatStage(nn.Module):
 
 
 class _Sized(fx.Interpreter):
-    """A stage graph for any size of what it is given.
-
-    Args:
-        graph: The stage without communication nodes.
-        sized: Arguments of its nodes that follow sizes.
-    """
+    """A stage graph for any size of what it is given."""
 
     def __init__(self, graph: Graph, sized: Sequence[SizedArgument]) -> None:
         super().__init__(graph.module, garbage_collect_values=False)

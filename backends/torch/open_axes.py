@@ -21,13 +21,7 @@ Check = Callable[[Axes], Sequence[StageFunction]]
 
 
 def find_axes(plan: Plan, stages: Check, tolerance: float) -> Axes:
-    """As many open axes as the stages of a plan can have, and the others with the reason.
-
-    Args:
-        plan: Plan of a model that leaves axes open.
-        stages: Makes the stages.
-        tolerance: Largest relative error of an output at other sizes.
-    """
+    """As many open axes as the stages of a plan can have, and the others with the reason."""
     try:
         model = reload(plan.graph.source, trust=was_trusted(plan.graph.source.location))
     except FrontendError as error:

@@ -18,11 +18,6 @@ def stage_runner(
 ) -> StageFunction:
     """A function that runs a pure stage graph eagerly.
 
-    Args:
-        graph: The stage without communication nodes.
-        weights: Its weights by name.
-        sized: Arguments of its nodes that follow the sizes of inputs, where these may differ.
-
     Returns:
         From user inputs and values by name to outputs and values by name. Gradients are off; the
         weights are never written.

@@ -27,12 +27,6 @@ def differentiate(
     computes it, and of those values of which a later stage yields a gradient. So every gradient
     that is sent is wanted, and every one that is wanted is sent.
 
-    Args:
-        model: The whole model, loss included.
-        stages: Its pure stage graphs (no communication), in pipeline order.
-        recompute: Which forward nodes B computes again.
-        portable: Use no kernel that only the device that traces has.
-
     Returns:
         One entry per stage; stages of one structure share graph modules.
 

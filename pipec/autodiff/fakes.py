@@ -11,13 +11,7 @@ from pipec.graph.torch_private import FakeTensorMode
 
 
 def fake_like(t: torch.Tensor, mode: FakeTensorMode, *, contiguous: bool = False) -> torch.Tensor:
-    """A fake tensor of the type of ``t``.
-
-    Args:
-        t: Gives shape, dtype, device and, unless ``contiguous``, stride.
-        mode: The mode it belongs to.
-        contiguous: Give it the stride of a fresh tensor.
-    """
+    """A fake tensor of the type of ``t``."""
     with mode:
         if contiguous:
             return torch.empty(t.shape, dtype=t.dtype, device=t.device)

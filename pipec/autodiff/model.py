@@ -137,11 +137,6 @@ def describe_saved(graph: Graph) -> tuple[SavedValue, ...]:
 def share_training(training: Training, original: Graph, twin: Graph) -> Training:
     """The training graphs of ``twin``, a stage of the same structure as ``original``.
 
-    Args:
-        training: What differentiating ``original`` gave.
-        original: A stage graph.
-        twin: A stage graph with the same structural key.
-
     Returns:
         Graphs that share their modules with ``training`` and carry the names of ``twin``.
     """

@@ -29,11 +29,6 @@ _WEIGHTS = (InputKind.PARAMETER, InputKind.CONSTANT)
 def lineage(training: Training, value: str, kept: Collection[str]) -> list[fx.Node]:
     """What computing a saved value again takes: nodes of F, down to weights and kept values.
 
-    Args:
-        training: The graphs of a stage.
-        value: A saved value.
-        kept: Saved values that are there.
-
     Returns:
         Nodes of F in graph order: calls, and placeholders that would have to be saved for it.
     """
@@ -62,10 +57,6 @@ def recompute_values(training: Training, values: Collection[str]) -> Training:
 
     A value is computed right before its first reader, so that few of them are alive at a time.
 
-    Args:
-        training: The graphs of a stage.
-        values: Names among ``training.saved``.
-
     Raises:
         GraphError: A value cannot be computed again: random numbers are drawn on the way.
     """
@@ -85,11 +76,7 @@ def recompute_values(training: Training, values: Collection[str]) -> Training:
 
 
 def offload(training: Training, slots: Mapping[str, Collection[str]]) -> Training:
-    """The same training with some saved values waiting in host memory.
-
-    Args:
-        training: The graphs of a stage, nothing offloaded yet.
-        slots: Name of each host slot to the names among ``training.saved`` that wait in it.
+    """The same training with some saved values waiting in host memory, by the names of slots.
 
     Returns:
         F ends with one ``offload`` per value, B and I start with one ``fetch`` each; I passes on
@@ -116,11 +103,7 @@ def _list_saved(graph: Graph) -> set[str]:
 
 
 class Sources:
-    """The nodes of a stage's graphs and what they read, found once for many rewritings.
-
-    Args:
-        training: The graphs of a stage, which do not change any more.
-    """
+    """The nodes of a stage's graphs and what they read, found once for many rewritings."""
 
     def __init__(self, training: Training) -> None:
         graphs = (training.F, training.B, training.I, training.W)
@@ -136,11 +119,7 @@ class Sources:
         return self._nodes[id(graph)]
 
     def list_lasting(self, computed: frozenset[str]) -> set[str]:
-        """What W may read of values of F that I computes again: tensors with memory of their own.
-
-        Args:
-            computed: Names of what I computes.
-        """
+        """What W may read of F's values that I computes again: tensors with memory of their own."""
         return {n for n, made in self._items.items() if made in computed} | self._own & computed
 
     def reads(self, node: fx.Node) -> list[str]:
@@ -155,11 +134,6 @@ class Replays:
 
     What F keeps saved is read, by whichever of them needs it. W reads what I has computed again for
     itself, which I then yields; only views are made twice.
-
-    Args:
-        training: The graphs of a stage.
-        again: Names of saved values.
-        sources: Their nodes; found anew if absent.
 
     Attributes:
         B, I, W: The graphs, as `Replay`.

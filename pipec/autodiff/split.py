@@ -34,12 +34,7 @@ class _Results:
 
 
 def split_joint(joint: Joint, recompute: Recompute = views) -> Training:
-    """Split a joint graph into the four graphs of a stage.
-
-    Args:
-        joint: The joint graph.
-        recompute: Which forward nodes B computes again instead of reading them.
-    """
+    """Split a joint graph into the four graphs of a stage."""
     F, B = _Splitter(joint, recompute).forward_backward()
     I, W = _Splitter(joint.split_convolutions(), recompute).inputs_weights()  # noqa: E741
     return Training(F, B, I, W)
@@ -113,11 +108,6 @@ class _Splitter:
         made: Collection[fx.Node] = (),
     ) -> tuple[set[fx.Node], list[fx.Node]]:
         """What a graph that yields ``roots`` computes and reads, when ``given`` exists already.
-
-        Args:
-            roots: What it yields.
-            given: Nodes that are computed before.
-            made: Those of them that I computes, for itself or because F's are recomputed.
 
         Returns:
             Call nodes to copy, nodes of ``given`` that are recomputed among them; and what is

@@ -58,11 +58,6 @@ class Command(click.Command):
 def refuse(options: Iterable[str], why: str, *, unless: bool = False) -> None:
     """Refuse options that stand on the command line and would have no effect.
 
-    Args:
-        options: Their names in Python.
-        why: Where they count, such as ``only with --graph``.
-        unless: They count.
-
     Raises:
         click.UsageError: Naming those that were given.
     """

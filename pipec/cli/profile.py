@@ -158,12 +158,6 @@ def profile_stages(directory: Path, given: Mapping[str, Any], how: Measuring, ma
 
     Started by torchrun this is one rank; otherwise it starts torchrun itself.
 
-    Args:
-        directory: What ``pipec compile -o`` wrote.
-        given: The options of ``pipec profile`` by name.
-        how: Warm-up, repetitions and device of the measurement.
-        machine: What they are measured on, for people.
-
     Raises:
         CostError: The devices of the plan are of several kinds, or there is no GPU.
         PipecError: The directory, the model or the cost file cannot be read.

@@ -61,14 +61,6 @@ def apply_defaults(
 ) -> None:
     """Make a table the defaults of a command, and say so on standard error.
 
-    Args:
-        ctx: Context of the group ``pipec``.
-        name: Name of the command.
-        command: The command itself.
-        file: The project file.
-        table: The table of this command in the file.
-        words: The command line behind the command's name.
-
     Raises:
         PipecError: The command has no such option, or it takes another kind of value.
     """

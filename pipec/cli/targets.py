@@ -68,13 +68,7 @@ def own_settings(ctx: click.Context, given: dict[str, Any]) -> dict[str, Any]:
 
 
 class TargetCommand(Command):
-    """A command with the options of the target that its command line means.
-
-    Args:
-        target: Finds the target.
-        declared: The options class of a target that counts.
-        given: As for `click.Command`.
-    """
+    """A command with the options of the target that its command line means."""
 
     def __init__(self, *, target: Target, declared: Declared, **given: Any) -> None:
         super().__init__(**given)

@@ -190,13 +190,7 @@ def read_back(plan: Plan, directory: Path) -> Emitted:
 
 
 def lacking(backend: Backend, capability: Any, what: str) -> BackendError:
-    """The error of a backend without a capability, which names the targets that have it.
-
-    Args:
-        backend: Backend of the plan.
-        capability: A protocol, such as those of `pipec.compiler.capabilities`.
-        what: What needs it, for the message.
-    """
+    """The error of a backend without a capability, which names the targets that have it."""
     others = _owners(lambda b: isinstance(b, capability))
     return BackendError(f"the target {backend.name} has no {what}", want=f"the target {others}")
 
@@ -232,11 +226,6 @@ def settings_of(
     backend: Backend, given: Mapping[str, object], example_inputs: Mapping[str, torch.Tensor]
 ) -> dict[str, object]:
     """What a plan for a target must remember: its options, as given or by default.
-
-    Args:
-        backend: The target.
-        given: Options by name.
-        example_inputs: Example inputs of the model.
 
     Raises:
         BackendError: The target has no such option; near names and other targets are suggested.

@@ -23,12 +23,6 @@ def run_chain(
 ) -> Iterator[tuple[str, OutputKind, int, Tensor]]:
     """(name, kind, stage, tensor) of everything that the stages send or yield.
 
-    Args:
-        plan: What was emitted.
-        runners: One per stage.
-        inputs: The model's inputs by name.
-        progress: Called with what is being done.
-
     Raises:
         BackendError: A stage does not yield what it should.
     """

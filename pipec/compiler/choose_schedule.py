@@ -30,10 +30,6 @@ def choose_schedule(
 ) -> tuple[Tried, ...]:
     """Predict every schedule on the plan's own stages, links and memory.
 
-    Args:
-        plan: With stages, placement and timing.
-        schedules: Name to the completed schedule, or to why there is none.
-
     Returns:
         All of them, the chosen one first. None that fits is predicted to be faster.
 

@@ -22,10 +22,6 @@ def complete(compute: Schedule, plan: Plan) -> Schedule:
     memory, reductions over replicas (which wait for the last backward, as the runtime's do), and
     optimizer steps. In a schedule with a flush, devices that share a weight step together.
 
-    Args:
-        compute: What a generator made.
-        plan: What it will run.
-
     Raises:
         PlanError: The backward has other stages than the forward.
     """

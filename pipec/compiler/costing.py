@@ -25,11 +25,6 @@ def make_cost_table(plan: Plan, graph: Graph, parts: Parts | None = None) -> Cos
     parts of a node whose seconds were measured take their share of these. Where the device names
     tables all nodes are timed by these. What was measured of messages and whole stages stays.
 
-    Args:
-        plan: With the graph of before, and its costs if it has any.
-        graph: The new graph.
-        parts: Nodes that a measured one was taken apart into.
-
     Raises:
         CostError: The plan has costs, and none of a kind of device.
     """

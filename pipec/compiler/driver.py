@@ -80,11 +80,6 @@ def make_plan(
 def emit(plan: Plan, directory: Path, *, force: bool = False) -> None:
     """Check the plan and write it with its artifacts: all of them, or nothing.
 
-    Args:
-        plan: A plan with stages and channels.
-        directory: What to make.
-        force: Replace a directory that pipec wrote.
-
     Raises:
         PlanError: The plan has no stages.
         BackendError: The backend cannot emit it.

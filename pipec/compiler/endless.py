@@ -34,9 +34,6 @@ def endless(plan: Plan) -> Schedule:
 
     A schedule with a flush is drained by its own definition and stays as it is.
 
-    Args:
-        plan: A plan with a schedule.
-
     Raises:
         PlanError: The schedule is not what its generator gives, so nothing can make it longer.
         ScheduleError: A round is no whole number of updates.

@@ -44,11 +44,7 @@ class Split:
 
 
 def split_layers(plan: Plan, stages: int | None = None) -> Split:
-    """Solves the plan's placement problem with every layer in one piece.
-
-    Args:
-        plan: With costs.
-        stages: How many; as many as the plan has if not given.
+    """Solves the placement problem with layers in one piece; by default for as many stages.
 
     Raises:
         PartitionError: Fewer layers than stages, or nothing fits.

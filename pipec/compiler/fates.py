@@ -79,11 +79,7 @@ class FatePredictor:
         self._prepared: dict[tuple[tuple[int, ...], ...], Prepared] = {}
 
     def timeline(self, chosen: Sequence[Fates]) -> Timeline:
-        """The whole schedule, simulated.
-
-        Args:
-            chosen: What becomes of the values of each stage.
-        """
+        """The whole schedule, simulated."""
         found = [self.forecast(s, fates) for s, fates in enumerate(chosen)]
         facts = replace(
             self.facts,

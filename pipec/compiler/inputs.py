@@ -151,12 +151,6 @@ def draw(
     not (targets that a loss ignores). Others are in the range of the example, from zero to it where
     that is constant (any number, of 8 bits); booleans are fair coins where the example is constant.
     An example that is not finite everywhere is taken as it is.
-
-    Args:
-        graph: The traced model, which shows what picks rows.
-        examples: One tensor per input.
-        seed: Seed of the numbers.
-        kind: Kind of floats.
     """
     below = table_sizes(graph)
     generator = torch.Generator().manual_seed(seed)

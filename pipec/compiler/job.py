@@ -117,12 +117,6 @@ def _is_json_lines(path: Path) -> bool:
 class Chain:
     """Emitted stages as a pipeline that infers: one microbatch after the other.
 
-    Args:
-        plan: With a schedule of inference.
-        stages: What its backend loaded.
-        batch: Inputs of a microbatch by its number.
-        axes: Axes of inputs that may have another size than the planned one.
-
     Raises:
         BackendError: The model updates buffers, which the stages of a chain do not keep.
     """

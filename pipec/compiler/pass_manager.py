@@ -54,11 +54,6 @@ def check_pipeline(passes: Sequence[Pass], plan: Plan) -> None:
 def run_passes(passes: Sequence[Pass], plan: Plan, observe: Observer | None = None) -> Plan:
     """Run ``passes`` in order.
 
-    Args:
-        passes: The pipeline.
-        plan: The plan to start from; it is checked too.
-        observe: Called after every pass.
-
     Returns:
         The plan after the last pass.
 

@@ -22,13 +22,7 @@ _known: WeakKeyDictionary[fx.GraphModule, tuple[CostTable, float, CostGraph]] = 
 
 
 def build_problem(graph: Graph, costs: CostTable, *, copies: float = TRAINING_COPIES) -> CostGraph:
-    """The graph as arrays; training counts backward work, gradients, and optimizer state.
-
-    Args:
-        graph: The whole model; with a loss among its outputs it is trained.
-        costs: Seconds and bytes of one microbatch.
-        copies: Weight-sized tensors of each weight in training.
-    """
+    """The graph as arrays; training counts backward work, gradients, and optimizer state."""
     known = _known.get(graph.module)
     if known is None or known[0] is not costs or known[1] != copies:
         _known[graph.module] = known = costs, copies, _problem(graph, costs, copies)

@@ -133,15 +133,7 @@ def profile_emitted(
     budget: float,
     clock: Clock = time.perf_counter,
 ) -> Profile:
-    """Measure emitted stages in this process, on the values that they give each other.
-
-    Args:
-        plan: An inference.
-        stages: What its backend loaded.
-        inputs: The model's inputs by name.
-        budget: Seconds for each stage.
-        clock: As `Profiler` takes it.
-    """
+    """Measure emitted stages, ``budget`` seconds each, on the values that they give each other."""
     seconds: dict[int, list[float]] = {s.index: [] for s in plan.stages}
 
     def watch(index: int, run: StageFunction) -> StageFunction:

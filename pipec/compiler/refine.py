@@ -117,11 +117,7 @@ class Trial(PredictedChoice):
 
 
 class Search:
-    """The search in one plan.
-
-    Args:
-        fit: The plan and its limits.
-    """
+    """The search in one plan."""
 
     def __init__(self, fit: Fit) -> None:
         self.fit = fit

@@ -22,10 +22,6 @@ AUTO = "auto"
 def with_replicas(schedule: str, plan: Plan) -> str:
     """The schedule with numbers of replicas where it says ``replicas=auto``; else as it is.
 
-    Args:
-        schedule: Such as ``pipedream{replicas=auto}``.
-        plan: With costs. What is placed already says the replicas.
-
     Raises:
         PartitionError: The devices are of several kinds, or nothing fits their memory.
     """

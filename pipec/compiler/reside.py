@@ -239,10 +239,6 @@ def save_to_host(plan: Plan, schedule: Schedule) -> Plan:
     Forward and backward then run on two devices (PipeFB), and each value that F saves is an
     ``offload`` node of F and a ``fetch`` node of B.
 
-    Args:
-        plan: Any plan.
-        schedule: What it will run.
-
     Raises:
         PassError: Some values were chosen to wait in host memory, for another schedule.
     """

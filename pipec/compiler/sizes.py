@@ -120,11 +120,6 @@ def check_sizes(
 def resize_plan(plan: Plan, axes: Axes, shapes: Shapes) -> Plan:
     """A plan whose stages are for other shapes of the model's inputs.
 
-    Args:
-        plan: At the planned sizes; the graph of the whole model stays so.
-        axes: Axes of its target, with the arguments that follow sizes.
-        shapes: Shapes of the model's inputs.
-
     Raises:
         GraphError: An op does not take these sizes.
     """

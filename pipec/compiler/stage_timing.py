@@ -107,10 +107,6 @@ def peak_live_bytes(graph: Graph, counted: Collection[str]) -> int:
     """Bytes of live values at the fullest point when nodes run in graph order.
 
     A value lives from its node to its last reader, through views; outputs live to the end.
-
-    Args:
-        graph: The graph.
-        counted: Names of the nodes whose bytes count.
     """
     order = [life(n) for n in graph.module.graph.nodes if n.op != "output"]
     return peak_of(order, [o.node for o in graph.outputs], counted)[0]

@@ -43,10 +43,6 @@ _WRITER = {_C.F: (_K.F,), _C.B: _BACKWARD, _C.S: (_K.F,), _C.H: (_K.F,), _C.W: (
 def timeline_of(facts: Facts, order: Schedule | Prepared) -> Timeline:
     """Play a schedule with what is known of its stages.
 
-    Args:
-        facts: Facts of its stages.
-        order: With communication inserted.
-
     Raises:
         ScheduleError: It deadlocks at the channels' depths; the shortest cycle of waits is shown.
     """
@@ -78,12 +74,7 @@ def plan_timeline(plan: Plan, schedule: Schedule) -> Timeline:
 
 
 def joint_devices(shared: Sequence[SharedWeight], schedule: Schedule) -> tuple[Devices, ...]:
-    """Sets of devices that add something up before they step.
-
-    Args:
-        shared: Weights that several stages train.
-        schedule: What runs; without a flush there are none.
-    """
+    """Sets of devices that add something up before they step; none without a flush."""
     place = schedule.placement
     if not schedule.rule.flush or not place.backward:
         return ()
@@ -99,10 +90,6 @@ def copies(schedule: Schedule, devices: Sequence[Device]) -> dict[int, float]:
     """Seconds of one copy of each host slot, by channel number.
 
     Between unlike devices either copy takes as long as the slower.
-
-    Args:
-        schedule: With offloads inserted.
-        devices: What its rows run on.
     """
     return {
         k: c.nbytes / min(devices[d].host_bandwidth for d in _ends(schedule, k))

@@ -257,13 +257,6 @@ def chain_stages(
 ) -> Tensors:
     """F of all stages in torch, then B of all.
 
-    Args:
-        stages: Stages of a training plan.
-        weights: Weights of the whole model.
-        inputs: The model's inputs and targets by name.
-        seed: Seed of random ops.
-        change: What B of a stage reads instead of what its F saved.
-
     Returns:
         Gradients by parameter.
     """

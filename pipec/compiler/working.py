@@ -49,10 +49,6 @@ def together(training: Training) -> list[dict[int, float]]:
 class Rewritten:
     """The graphs of a stage whose B, I and W compute some saved values again, by their nodes.
 
-    Args:
-        stage: The graphs as they are.
-        again: Names of saved values; if there are none, nothing is rewritten.
-
     Attributes:
         orders: B, I and W to their nodes in order, the names of results, those of what is computed.
         saved: What F keeps, with its bytes.

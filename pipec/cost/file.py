@@ -29,12 +29,6 @@ FORMAT, VERSION = "pipec.costs", 1
 def save_costs(path: Path, table: CostTable, graph: Graph, machine: str = "") -> None:
     """Write a cost file.
 
-    Args:
-        path: The file; overwritten.
-        table: Costs of every call node of ``graph``.
-        graph: What was measured.
-        machine: What it was measured on, for people.
-
     Raises:
         PipecError: The file cannot be written.
     """

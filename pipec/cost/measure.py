@@ -65,13 +65,6 @@ def measure_costs(
 ) -> CostTable:
     """The cost table of one kind of device, with the seconds that `measure` finds.
 
-    Args:
-        graph: What to run.
-        inputs: Example inputs by name.
-        kind: What the table calls the device.
-        how: Device and number of runs.
-        progress: Called with every node.
-
     Raises:
         CostError: As `measure`.
     """
@@ -92,12 +85,6 @@ def measure(
     progress: Progress = lambda _: None,
 ) -> dict[str, Both]:
     """Seconds of every call node, by name.
-
-    Args:
-        graph: What to run. Weights without data are replaced by random ones.
-        inputs: Example inputs by name.
-        how: Device and number of runs.
-        progress: Called with every node.
 
     Returns:
         Node name to the median seconds of one run; 0 for nodes that only relabel memory. Backwards

@@ -55,11 +55,10 @@ _READ_AGAIN = {"softmax", "_softmax", "log_softmax", "_log_softmax", "gelu", "si
 class Products:
     """Rate of GEMMs: between measured sizes straight lines in the logarithms of size and rate.
 
+    Each row is m, n, k and the seconds of a measured GEMM.
+
     Rates change less with the size than times do. Beyond the largest and smallest sizes the rate
     stays, and nothing is faster than the fastest entry.
-
-    Args:
-        rows: m, n, k and seconds of every measured GEMM.
     """
 
     def __init__(self, rows: Iterable[tuple[float, float, float, float]]) -> None:
@@ -82,11 +81,10 @@ class Products:
 class Queue:
     """Kernels that a host launches one by one and a device runs in this order.
 
+    ``launch`` is the seconds that the host takes for one operation.
+
     A kernel starts when the one before it has ended and the host has launched it: where kernels are
     long the host gets ahead, where they are short the device waits for it.
-
-    Args:
-        launch: Seconds that the host takes for one operation.
     """
 
     def __init__(self, launch: float) -> None:

@@ -36,11 +36,6 @@ def culprits(flat: Flat, *, tracked: bool, autocast: str) -> list[str]:
     A part that fails is looked into: if all is well with it once its own failing parts are left as
     they are, it is these. What calls them must be traceable; the trace that follows says why not.
 
-    Args:
-        flat: The model and its loss, in its mode.
-        tracked: Whether it is trained.
-        autocast: A dtype, as for `trace`.
-
     Raises:
         FrontendError: The model raises.
     """

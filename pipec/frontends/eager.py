@@ -41,13 +41,7 @@ _HOLE = object()
 
 
 class Structure:
-    """A module as a function of tensors: where they lie in its arguments and its results.
-
-    Args:
-        name: Name of the module, for messages.
-        run: The ``__call__`` of the module.
-        arguments: Positional and keyword arguments.
-    """
+    """A module as a function of tensors: where they lie in its arguments and its results."""
 
     def __init__(self, name: str, run: Around, arguments: object) -> None:
         self._name, self._run = name, run
@@ -167,12 +161,7 @@ def intercept(parts: Mapping[nn.Module, Around]) -> Iterator[None]:
 
 
 def find_parts(flat: nn.Module, patterns: Sequence[str], prefix: str) -> dict[str, nn.Module]:
-    """The modules that patterns name, those inside of others left out.
-
-    Args:
-        flat: The model and its loss.
-        patterns: Paths in the model, or ``loss``; ``*`` stands for any text.
-        prefix: Path of the model in ``flat``.
+    """The modules that patterns name (``*``: any text; ``loss``), those inside of others left out.
 
     Raises:
         FrontendError: A pattern names nothing.
@@ -191,13 +180,6 @@ def as_nodes(
     flat: nn.Module, inputs: Sequence[Tensor], parts: Parts, source: Source, *, tracked: bool
 ) -> Iterator[None]:
     """Inside the block each call of these parts is one node, as they were called in a forward.
-
-    Args:
-        flat: The model and its loss; it is left as it was.
-        inputs: Example inputs.
-        parts: What runs eagerly.
-        source: What the model was made of.
-        tracked: Whether the model is trained.
 
     Raises:
         FrontendError: The model has no data, or raises; or a part does what no node can.

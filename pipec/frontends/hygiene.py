@@ -106,13 +106,7 @@ class Traced:
 
 
 def clean_graph(program: Traced, naming: Naming, source: Source, *, differentiable: bool) -> Graph:
-    """The graph of a decomposed program.
-
-    Args:
-        program: What was traced.
-        naming: Names for what goes in and out.
-        source: What the program was made of.
-        differentiable: Keep ``detach``; otherwise it is removed like any node without effect.
+    """The graph of a decomposed program; ``detach`` stays if it is to be differentiable.
 
     Raises:
         FrontendError: The program has something in it that a graph cannot hold.

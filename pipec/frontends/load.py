@@ -19,10 +19,6 @@ GROUP = "pipec.frontends"
 def load(spec: str, options: LoadOptions | None = None) -> Loaded:
     """Read and trace a model.
 
-    Args:
-        spec: A path or ``file.py:factory``, whatever a registered front end accepts.
-        options: The options of the front end.
-
     Raises:
         FrontendError: No front end accepts ``spec``, or the one that does cannot read it.
     """
@@ -72,12 +68,7 @@ def check_runnable(
 ) -> None:
     """Refuse to run what somebody else's plan names or holds; see `check_trusted`.
 
-    Args:
-        directory: The plan.
-        source: What it says of its model; None if that is not read.
-        target: The name of its backend.
-        model: Where the user says that the model is.
-        trust: Whether the user allows code to run.
+    ``source`` is None where what the plan says of its model is not read.
     """
     stages = f"the {target} stages" if load_backend(target).runs_emitted_code else None
     code = _code_of(source, model) if source is not None else None
@@ -99,11 +90,6 @@ def _code_of(source: Source, model: str | None) -> str | None:
 
 def reload(source: Source, *, spec: str | None = None, trust: bool = False) -> Loaded:
     """Load the model that a plan was made of.
-
-    Args:
-        source: What the plan says about it.
-        spec: Where it is now, if not where it was.
-        trust: Allow formats that run code when they are read.
 
     Raises:
         FrontendError: It cannot be read, or is not the same model any more.
@@ -132,11 +118,6 @@ def bring_modules(plan: Plan, spec: str | None = None, *, trust: bool = False) -
     """Read a plan's model again if parts of it run eagerly.
 
     A module that was compiled in this process cannot be read again: it is used as it is.
-
-    Args:
-        plan: The plan.
-        spec: Where the model is now, if not where it was.
-        trust: Allow formats that run code when they are read.
 
     Raises:
         FrontendError: It cannot be read, or is not the same model any more.

@@ -41,10 +41,6 @@ _OUT_OF_GRADIENTS = (
 def no_lost_gradients(module: nn.Module, eager: Collection[nn.Module] = ()) -> Iterator[None]:
     """Inside the block, refuse what a graph traced from ``module`` could not hold.
 
-    Args:
-        module: The model.
-        eager: Parts of it that run as they are.
-
     Raises:
         FrontendError: A `torch.autograd.Function` of the model's own (or reentrant checkpointing,
             which is one), a hook on gradients, a ``detach_``, or `torch.inference_mode`.

@@ -21,12 +21,7 @@ _CALL_NUMBER = re.compile(r"@\d+$")
 
 
 def module_origin(node: fx.Node, prefix: str = "") -> Origin:
-    """The innermost module that computed ``node``, and the line of its source.
-
-    Args:
-        node: A node that ``torch.export`` made under ``preserve_node_meta``.
-        prefix: Leading part of module paths to leave out.
-    """
+    """The innermost module that computed ``node``, and the line of its source."""
     eager = call_of(node)
     if eager is not None:
         return Origin(eager.name, type(eager.module).__name__)

@@ -46,15 +46,7 @@ def inline_body(
     operands: Sequence[object],
     meta: Callable[[fx.Node], Meta],
 ) -> None:
-    """Replace a node by copies of what the body that it runs does, in place.
-
-    Args:
-        module: The module whose graph has the node.
-        node: Its users take the results: all of them by number, or the only one.
-        body: Takes the operands.
-        operands: In the order of the body's placeholders.
-        meta: The metadata of a copy of a node of the body.
-    """
+    """Replace a node by copies of what the body that it runs does, in place."""
     holes = [n for n in body.graph.nodes if n.op == "placeholder"]
     env: dict[fx.Node, Any] = dict(zip(holes, operands, strict=True))
     results: object = ()
@@ -85,11 +77,7 @@ def _adopt(module: fx.GraphModule, body: fx.GraphModule, node: fx.Node) -> fx.No
 
 
 def explicit_casts(module: fx.GraphModule) -> None:
-    """Take composites in the autocast regions of an exported graph apart that are cast inside.
-
-    Args:
-        module: The graph module of an exported program, not yet decomposed; changed in place.
-    """
+    """Take composites apart, in place, that are cast inside of autocast regions of a graph."""
     for node in list(module.graph.nodes):
         if node.target is torch.ops.aten._assert_tensor_metadata.default:
             module.graph.erase_node(node)  # the dtype is one that torch expected without casts
@@ -146,10 +134,6 @@ class MarkNoGrad(TorchFunctionMode):
 
 def explicit_no_grad(module: fx.GraphModule, trained: Sequence[str]) -> None:
     """Inline no-grad regions of an exported graph and detach what leaves them, in place.
-
-    Args:
-        module: The graph module of an exported program, not yet decomposed.
-        trained: Names of the placeholders that gradients are asked for.
 
     Raises:
         FrontendError: A value that carries gradients is changed in place inside a region: autograd

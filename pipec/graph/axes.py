@@ -158,10 +158,6 @@ class Axes:
     def read(directory: Path, graph: Graph) -> "Axes":
         """What `write` wrote; none where it wrote nothing.
 
-        Args:
-            directory: Directory of a plan.
-            graph: The plan's, at the planned sizes.
-
         Raises:
             PlanError: The file is damaged, or names what is no axis of the graph's inputs.
         """
@@ -244,10 +240,6 @@ def most_open(axes: Sequence[Axis], attempt: Callable[[Sequence[Axis]], object])
 
     Where all of them together fail, those of one position and planned size are taken for one: some
     exporters give the batch of every input a name of its own.
-
-    Args:
-        axes: Those that the source leaves open.
-        attempt: Raises a `PipecError` where these axes cannot stay open together.
     """
     if not _explain(attempt, axes):
         return Axes(tuple(axes))

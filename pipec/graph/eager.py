@@ -183,10 +183,7 @@ _calls: dict[str, EagerCall] = {}
 def register_call(key: str, call: EagerCall, *, in_memory: bool) -> str:
     """Make a call known to the op.
 
-    Args:
-        key: What says which call it is.
-        call: The call.
-        in_memory: Whether two modules may have the same key: the second one gets another.
+    Two modules in memory may have the same key: the second one gets another.
 
     Returns:
         Its key.

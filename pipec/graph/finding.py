@@ -26,12 +26,6 @@ class Finding:
 def refuse(kind: type[PipecError], what: str, found: list[tuple[str, Finding]], where: str) -> None:
     """Raise one error that lists all findings, each with its rule; nothing if there are none.
 
-    Args:
-        kind: The class of the error.
-        what: ``graph`` or ``plan``.
-        found: (name of the rule, finding).
-        where: What was checked.
-
     Raises:
         PipecError: Of class ``kind``.
     """

@@ -81,11 +81,7 @@ class Inference:
         return self._types[node]
 
     def find_wrong(self, node: fx.Node) -> str | None:
-        """What the op of a call yields instead of what is annotated, in words; None if it agrees.
-
-        Args:
-            node: A call of an op or of ``getitem`` whose arguments are all annotated.
-        """
+        """What the op of a call yields, in words, instead of what is annotated; None if nothing."""
         if node.target is operator.getitem:
             return self._wrong_item(node)
         if not isinstance(node.target, OpOverload):
@@ -125,13 +121,7 @@ class Inference:
 
 
 def result_type(op: OpOverload, args: Any, kwargs: Mapping[str, Any]) -> Type:
-    """The type that a call yields on fake tensors; a sentence where it does not take them.
-
-    Args:
-        op: What is called.
-        args: Its positional arguments, with tensors of any kind, whose types alone count.
-        kwargs: The others, by name.
-    """
+    """The type that a call yields on fake tensors; a sentence where it does not take them."""
     args, kwargs = tree_map(_fake, (args, kwargs))
     try:
         with mute_logs(), _mode:

@@ -32,12 +32,7 @@ def kernel_key(op: object, arguments: Iterable[object]) -> str:
 
 
 def kernel_bytes(nodes: Iterable[fx.Node], kernels: Mapping[str, int]) -> dict[str, int]:
-    """The most bytes that each node allocates while it runs, of those whose kernels are known.
-
-    Args:
-        nodes: Nodes of a graph.
-        kernels: `kernel_key` to bytes.
-    """
+    """The most bytes that each node allocates while it runs, of those whose kernels are known."""
     ops = {key.split(" ")[0] for key in kernels}
     keys = {
         n.name: kernel_key(n.target, _arguments(n))

@@ -157,13 +157,7 @@ def with_transfers(compute: Part, receives: Sequence[End], sends: Sequence[End])
 
 
 def transfer(op: OpOverload, value: fx.Node, end: str) -> fx.Node:
-    """A communication node of a value, to be copied into a graph that has the value.
-
-    Args:
-        op: `RECV`, `SEND`, `FETCH` or `OFFLOAD`.
-        value: What is moved: its type and name count.
-        end: The channel or slot.
-    """
+    """A communication node of a value, to be copied into a graph that has the value."""
     t, graph, word = tensor(value), fx.Graph(), _ENDS[op].keyword
     if op in (SEND, OFFLOAD):
         sends = op is SEND

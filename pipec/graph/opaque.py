@@ -36,9 +36,6 @@ _payloads: dict[str, bytes] = {}
 def register_payload(payload: bytes) -> str:
     """Make a one-node model known to the op.
 
-    Args:
-        payload: A serialized `onnx.ModelProto`.
-
     Returns:
         Its key: 16 hexadecimal digits of SHA-256.
 
@@ -159,11 +156,6 @@ def run_session(
     session: Any, fed: Mapping[str, Tensor], made: Mapping[str, torch.dtype]
 ) -> dict[str, Tensor]:
     """Run a session on tensors; it is bound to torch's memory, as numpy lacks some of the types.
-
-    Args:
-        session: A session of onnxruntime.
-        fed: By the names of its inputs.
-        made: Names of the wanted outputs, with their dtypes.
 
     Raises:
         Exception: One of the types that `engine_errors` lists, `TypeError` for another dtype.

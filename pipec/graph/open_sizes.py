@@ -30,9 +30,6 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 class Traces:
     """A model at the planned sizes of its open axes and at others.
 
-    Args:
-        graphs: It traced at these sizes, the planned ones first.
-
     Raises:
         GraphError: It is not the same model everywhere.
     """
@@ -121,11 +118,6 @@ def _inside(path: Path, values: list[object]) -> Iterator[tuple[Path, list[objec
 def with_sizes(found: Arguments, sized: Sequence[SizedArgument], shapes: Shapes) -> Arguments:
     """Arguments of a node at other sizes.
 
-    Args:
-        found: Its arguments, by position and by keyword.
-        sized: Those that follow sizes.
-        shapes: Shapes of the stage's inputs.
-
     Raises:
         GraphError: There is no such argument.
     """
@@ -162,11 +154,6 @@ def by_node(sized: Sequence[SizedArgument]) -> dict[str, list[SizedArgument]]:
 
 def resize_graph(graph: Graph, sized: Sequence[SizedArgument], shapes: Shapes) -> Graph:
     """A stage at other shapes of what it is given, communication included.
-
-    Args:
-        graph: The stage at the planned sizes.
-        sized: Arguments of its nodes that follow sizes.
-        shapes: Shapes of its inputs and of the values that it receives.
 
     Raises:
         GraphError: An op does not take these sizes.

@@ -322,11 +322,6 @@ class Checker:
 def verify(graph: Graph, where: str = "graph", role: Role = Role.MODEL) -> None:
     """Check all rules.
 
-    Args:
-        graph: The graph to check.
-        where: What to call it in the error.
-        role: What it is of a plan.
-
     Raises:
         GraphError: At least one rule is broken; all findings are listed.
     """

@@ -55,13 +55,10 @@ class SizedArgument:
 
 
 class Fit:
-    """Finds formulas.
+    """Finds formulas, given shapes by tensor, each dimension at all sizes.
 
     A size is looked for among ``a * d + b`` of a dimension ``d`` of what is given, and among
     ``a * d * e + b`` of two. What agrees at all sizes is taken.
-
-    Args:
-        given: Shapes by tensor, each dimension at all sizes.
     """
 
     def __init__(self, given: Mapping[str, tuple[Sizes, ...]]) -> None:

@@ -82,10 +82,6 @@ def dense_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
 def empty_of_type(text: str, mode: FakeTensorMode | None = None) -> torch.Tensor:
     """A tensor of the type ``text``: fake, or uninitialised where no mode is given.
 
-    Args:
-        text: As written by `type_text`.
-        mode: The mode of the fake tensor.
-
     Raises:
         GraphError: The text is not a type.
     """

@@ -191,12 +191,7 @@ def fake_like(meta: torch.Tensor, device: torch.device, mode: FakeTensorMode) ->
 
 
 def gradient_hooks(module: nn.Module, beside: Collection[nn.Module] = ()) -> list[str]:
-    """Names of the parts and parameters of a model that have hooks on their gradients.
-
-    Args:
-        module: The model.
-        beside: Parts of it that are left out.
-    """
+    """Names of the parts and parameters of a model that have hooks on their gradients."""
     out = {id(x) for m in beside for x in (*m.modules(), *m.parameters())}
     kinds = ("_backward_hooks", "_backward_pre_hooks", "_post_accumulate_grad_hooks")
     held = [*module.named_modules(), *module.named_parameters()]

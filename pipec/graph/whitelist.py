@@ -41,11 +41,6 @@ def resolve(
 ) -> Callable[..., Any]:
     """The op that a file calls ``name``.
 
-    Args:
-        name: ``aten.mm.default`` or ``getitem``.
-        allowed: Namespaces all of whose ops the user allows.
-        where: The node, for the error.
-
     Raises:
         GraphError: The name is not admitted.
 

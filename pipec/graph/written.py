@@ -63,17 +63,12 @@ _OUTPUT_ORDER = [OutputKind.BUFFER_UPDATE, OutputKind.LOSS, OutputKind.OUTPUT, O
 
 
 def extract(graph: Graph, names: Collection[str], title: str) -> Graph:
-    """The part of ``graph`` that computes the nodes in ``names``.
+    """The part of ``graph`` that computes the nodes in ``names``, calls all of them.
 
     Inputs are what these nodes read and do not compute, sorted by kind (parameters, buffers,
     constants, inputs, values) and then by their order in the whole graph. Outputs are the model's
     outputs and buffer updates among them and then every value that a node outside reads.
     A model output that is a placeholder of the whole graph belongs to no part.
-
-    Args:
-        graph: The whole graph.
-        names: Nodes to copy; placeholders may not be among them.
-        title: Class name of the new graph module.
 
     Returns:
         A graph with its own copy of the nodes; `meta` dictionaries are copied, values shared.

@@ -18,10 +18,6 @@ Shape = tuple[tuple[str, tuple[int, ...]], ...]
 class Splitter:
     """Cuts batches for one plan.
 
-    Args:
-        graph: The model at the shape that it was compiled for: its rows are those of a microbatch.
-        microbatches: Most microbatches of a batch.
-
     Attributes:
         compiled: The shapes of a microbatch that it was compiled for.
     """

@@ -48,10 +48,6 @@ def counts_of(graph: Graph, rows: Count) -> list[Count]:
     targets of a cross entropy, at what a sum is divided by, such as the sum of a mask, or at
     another op on the rows, which then are what is counted.
 
-    Args:
-        graph: The model with its loss.
-        rows: Counts the rows of a microbatch.
-
     Raises:
         PlanError: A part is a sum that nothing divides: the loss of a step is a mean; or no count
             can be known from the inputs alone.

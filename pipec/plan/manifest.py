@@ -94,12 +94,7 @@ def source_of(record: Mapping[str, Any]) -> Source:
 
 
 def check_files(directory: Path, files: Mapping[str, str], *, skip: tuple[str, ...] = ()) -> None:
-    """Compare files with their recorded hashes.
-
-    Args:
-        directory: The output of a compilation.
-        files: Relative path to SHA-256.
-        skip: File names (without folder) that are not read; they are regular files, or not there.
+    """Compare files with their recorded hashes; those of the names in ``skip`` are not read.
 
     Raises:
         PlanError: A file is missing or differs; all that do are named.

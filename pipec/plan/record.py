@@ -43,10 +43,6 @@ def plan_record(plan: Plan) -> dict[str, Any]:
 def plan_from_record(record: Record, graph: Graph) -> Plan:
     """A plan without stages.
 
-    Args:
-        record: What `plan_record` gave.
-        graph: The whole model's graph.
-
     Raises:
         PipecError: The cluster, the costs or the schedule are malformed.
         KeyError, TypeError, ValueError: Another part is.

@@ -42,11 +42,7 @@ from pipec.plan.weights import WEIGHTS, StoredWeights, stage_folder
 
 
 class TrainingWriter:
-    """Writes training graphs; stages whose graphs differ in the names of their ends share files.
-
-    Args:
-        folder: ``graphs``.
-    """
+    """Writes training graphs; stages whose graphs differ in the names of their ends share files."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -70,13 +66,7 @@ class TrainingWriter:
 
 
 def read_training(folder: Path, allowed: Collection[str], mode: FakeTensorMode) -> Training:
-    """What `TrainingWriter` wrote into one folder, without weights.
-
-    Args:
-        folder: ``graphs/<key>``.
-        allowed: Op namespaces beyond pipec's own.
-        mode: Mode of the fake tensors.
-    """
+    """What `TrainingWriter` wrote into one folder, without weights."""
     files = {kind: json.loads(read_data(folder / f"{kind}.json")) for kind in KINDS}
     return Training(**{k: graph_from_json(d, allowed=allowed, mode=mode) for k, d in files.items()})
 
@@ -119,9 +109,7 @@ def check_emitted(directory: Path) -> None:
 def write_plan(plan: Plan, directory: Path) -> None:
     """Write the plan beside what a backend has emitted into ``directory``.
 
-    Args:
-        plan: The plan; the same plan gives the same bytes.
-        directory: Where the artifacts already are; every file in it is hashed.
+    Every file there is hashed; the same plan gives the same bytes.
 
     Raises:
         PlanError: A part of the plan cannot be saved.
@@ -181,10 +169,6 @@ def load_plan(
 
 def check_shown(plan: Plan, directory: Path) -> None:
     """See that the files of graphs which are there to be looked at show those that run.
-
-    Args:
-        plan: As loaded from the directory.
-        directory: The output of a compilation.
 
     Raises:
         PlanError: A file shows another graph.

@@ -42,12 +42,7 @@ def is_own(directory: Path) -> bool:
 
 
 def check_trusted(directory: Path, what: str | None, *, trust: bool) -> None:
-    """Refuse to run what a plan of somebody else names.
-
-    Args:
-        directory: The plan.
-        what: What would run, for the message; None if nothing would.
-        trust: Whether the user allows it.
+    """Refuse to run what a plan of somebody else names; None is nothing.
 
     Raises:
         PlanError: The plan is not this user's own.

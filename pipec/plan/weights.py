@@ -79,11 +79,7 @@ def _os_error(error: SafetensorError) -> OSError:
 
 
 class Lazy(Mapping[str, torch.Tensor]):
-    """Tensors by name.
-
-    Args:
-        read: Gives each of them.
-    """
+    """Tensors by name."""
 
     def __init__(self, read: Mapping[str, Callable[[], torch.Tensor]]) -> None:
         self._read = read
@@ -102,10 +98,6 @@ class StoredWeights(Lazy):
     """The weights of a saved plan by name; a tensor's pages are read when they are touched.
 
     A tensor is the same object every time, so that graphs can be seen to share it.
-
-    Args:
-        files: Weight name to its safetensors file.
-        graph: The whole graph; its values say which strides a weight has.
 
     Raises:
         PlanError: A file is damaged, or lacks a weight (on access).

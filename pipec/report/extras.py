@@ -65,10 +65,6 @@ def read_metrics(path: Path) -> list[Data]:
 def read_trace(path: Path, schedule: Schedule) -> Data:
     """What ``pipec run --trace`` wrote: a Chrome trace; its actions as rows, from time 0 on.
 
-    Args:
-        path: The file.
-        schedule: Schedule of the plan that ran.
-
     Raises:
         PipecError: The file cannot be read, is something else, or is of another plan.
     """

@@ -13,13 +13,7 @@ from pipec.report.table import Table
 
 
 def print_cycles(stages: Sequence[StageCycles], console: Console, heaviest: int = 10) -> None:
-    """Print interval, latency and bottleneck of every stage, and what its engines wait for.
-
-    Args:
-        stages: What was simulated.
-        console: The console to print to.
-        heaviest: How many engines of each stage to list, those that wait least first.
-    """
+    """Print interval, latency and bottleneck of every stage, and what its engines wait for."""
     for c in stages:
         console.print(_stage_table(c, heaviest))
         seconds = c.interval / c.clock_mhz / 1e6

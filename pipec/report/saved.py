@@ -35,11 +35,7 @@ def saved_data(plan: Plan, stage: Stage) -> Data | None:
 
 
 def make_saved_table(stages: list[Data]) -> Table | None:
-    """One row per stage and host slot; None if no stage was differentiated.
-
-    Args:
-        stages: What `stage_data` gave.
-    """
+    """One row per stage and host slot; None if no stage was differentiated."""
     columns = ("stage", "on the device", "computed again", "in host memory", "depth")
     table = Table("saved for the backward, per microbatch", columns, right=1)
     rows = [(s["stage"], s["saved"]) for s in stages if s["saved"]]

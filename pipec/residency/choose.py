@@ -54,12 +54,7 @@ class Choice:
 
 
 class DoesNotFitError(PartitionError):
-    """No residency keeps the cap.
-
-    Args:
-        least: Fewest bytes found.
-        cap: The cap.
-    """
+    """No residency keeps the cap."""
 
     def __init__(self, least: float, cap: float) -> None:
         super().__init__(
@@ -83,9 +78,6 @@ def _first_that_fits(problem: Problem, those: Iterable[Played]) -> Played:
 
 def choose(problem: Problem) -> Choice:
     """The fastest residency found under the cap, with a bound on how much faster any can be.
-
-    Args:
-        problem: What is saved.
 
     Raises:
         DoesNotFitError: Nothing fits; the message says how much would.

@@ -83,12 +83,7 @@ def check_same(
     values: Sequence[str | None],
     hint: str = "start all ranks with the same command, files and package versions",
 ) -> None:
-    """Refuse to go on with ranks that have different values.
-
-    Args:
-        name: Name of the setting, for the message.
-        values: By rank; None where a rank does not know it.
-        hint: What to do about it.
+    """Refuse to go on with ranks whose values differ; None is that of one that knows none.
 
     Raises:
         BackendError: The values differ; the message names them with their ranks.

@@ -56,9 +56,6 @@ class CudaAllocator:
     """Bytes that the caching allocator has given out and not yet got back.
 
     A block that another stream still reads counts until it is done, though nobody holds it.
-
-    Args:
-        device: The GPU.
     """
 
     kernels: Mapping[str, int] = MappingProxyType({})
@@ -91,9 +88,6 @@ class Allocations(TorchDispatchMode):
 
     What a kernel asks malloc for by itself is not seen. Costs some 20 µs per op, and 2 ms for the
     first of its kind.
-
-    Args:
-        held: Tensors that are there already.
 
     Example:
         >>> with Allocations() as found:

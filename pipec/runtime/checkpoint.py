@@ -52,14 +52,7 @@ class Sealed(TypedDict):
 
 
 def write_seal(place: Path, files: Mapping[str, Sealed], number: int, model: str) -> None:
-    """Seal a directory.
-
-    Args:
-        place: The directory.
-        files: What is in it.
-        number: The round before which it was made.
-        model: Digest of the model that it belongs to.
-    """
+    """Seal a directory."""
     data = {"files": files, "round": number, "model": model}
     text = json.dumps({**data, "seal": _digest(data)}, indent=1)
     (place / _SEAL).write_text(text, encoding="utf-8")

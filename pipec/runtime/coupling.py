@@ -24,9 +24,7 @@ _SIZE = 3
 def check_uncoupled(make: OptimizerFactory, parameters: Mapping[str, torch.Tensor]) -> None:
     """Refuse an optimizer in which one parameter's gradient moves another one.
 
-    Args:
-        make: Makes it; what it cannot make of stand-ins is not judged.
-        parameters: By name; only their types are read.
+    What it cannot make of stand-ins is not judged; of parameters only the types are read.
 
     Raises:
         PlanError: It is such an optimizer.

@@ -65,9 +65,6 @@ Moment = float | torch.cuda.Event
 class Device:
     """A device that computes at once when it is called: a CPU.
 
-    Args:
-        torch_device: As torch calls it.
-
     Attributes:
         copied: When the last copy to or from host memory began and ended, where it runs by itself.
     """

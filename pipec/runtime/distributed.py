@@ -90,13 +90,7 @@ def _keep_to_one_host() -> None:
 
 
 class DistributedPipeline(Runner):
-    """This rank's part of a plan.
-
-    Args:
-        plan: A plan with a schedule for as many devices as there are ranks.
-        batch: Inputs of a microbatch by its number, the same on every rank.
-        settings: Optimizer and so on, the same on every rank.
-        more: What else there is.
+    """This rank's part of a plan; batch and settings are the same on every rank.
 
     Raises:
         BackendError: The number of ranks does not fit, or their settings differ.

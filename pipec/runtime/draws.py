@@ -43,9 +43,7 @@ def find_drawn(graph: Graph, given: Collection[str] = ()) -> set[str]:
 def number_draws(model: Graph, stages: Iterable[Graph]) -> list[Draws]:
     """Numbers of the draws of each stage, in the order in which the stage draws.
 
-    Args:
-        model: The whole model.
-        stages: Graphs that were cut out of it; ops that a pass has added come behind the model's.
+    Ops that a pass has added come behind those of the model.
     """
     stages, found = list(stages), dict[str, int]()
     for name in (n.name for graph in (model, *stages) for n in graph.calls if draws_of(n)):
@@ -76,12 +74,7 @@ def drawing(seeds: Stream) -> Iterator[None]:
 
 
 def seed_graph(graph: Graph, numbers: Draws) -> Graph:
-    """A forward graph whose draws `drawing` seeds, on the CPU.
-
-    Args:
-        graph: As it is if it draws nothing.
-        numbers: Numbers of its draws (`number_draws`).
-    """
+    """A forward graph whose draws `drawing` seeds, on the CPU."""
     if not numbers:
         return graph
     return graph.replace(module=seed_module(graph.module, numbers, torch.device("cpu")))
@@ -97,13 +90,7 @@ def _put_in_order(node: fx.Node) -> None:
 
 
 def seed_module(module: fx.GraphModule, numbers: Draws, device: torch.device) -> fx.GraphModule:
-    """A copy of a forward graph that seeds torch before each draw, in the order of dimensions.
-
-    Args:
-        module: The graph.
-        numbers: Numbers of its draws.
-        device: The device that it runs on.
-    """
+    """A copy of a forward graph that seeds torch before each draw, in the order of dimensions."""
     graph = fx.Graph()
     graph.output(graph.graph_copy(module.graph, {}))
     drawing = [n for n in graph.nodes for _ in range(draws_of(n))]

@@ -139,9 +139,6 @@ class Executor:
     def add_shape(self, program: Program) -> int:
         """Make the stages ready for microbatches of another shape; between rounds only.
 
-        Args:
-            program: The same plan, compiled for that shape.
-
         Returns:
             The number of the shape, for `Shares`.
         """

@@ -38,12 +38,6 @@ class Figures:
 def gather_figures(result: Result, shares: Shares, number: int, seconds: float = 0.0) -> Figures:
     """The figures of a round, the same on all ranks; all of them must call.
 
-    Args:
-        result: What this process has seen.
-        shares: The weight of each microbatch in means.
-        number: Number of the round.
-        seconds: Wall time here.
-
     Raises:
         BackendError: Another rank did not answer.
     """
@@ -74,11 +68,6 @@ def conclude(found: Figures, executors: Sequence[Executor], number: int) -> Plan
 
     With a flush, gradients are judged by their norm, and all devices leave out the same update:
     before ``stop``, or at ``skip``. Without, a loss is judged once it is known.
-
-    Args:
-        found: The figures of a round.
-        executors: Those of this process; their settings say what to do.
-        number: Number of the round.
     """
     for weights in (w for e in executors for w in e.weights.values() if found.skipped):
         weights.mend_buffers()

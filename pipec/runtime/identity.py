@@ -30,10 +30,6 @@ _FEW = 64
 def identity(program: Program, settings: Settings) -> dict[str, str | None]:
     """What must be equal on all ranks before they train together.
 
-    Args:
-        program: What they will run.
-        settings: Settings of the run.
-
     Returns:
         A name for people, to a text or the beginning of a SHA-256.
     """

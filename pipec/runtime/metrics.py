@@ -55,13 +55,7 @@ def tell(line: str) -> None:
 
 
 class Steady:
-    """An observer that is given up, with one line, when what it writes to fails.
-
-    Args:
-        observe: The observer.
-        name: What it is called in the line.
-        say: Takes the line.
-    """
+    """An observer that is given up, with one line, when what it writes to fails."""
 
     def __init__(self, observe: Observer, name: str, say: Callable[[str], None] = tell) -> None:
         self._observe, self._name, self._say = observe, name, say

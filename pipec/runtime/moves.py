@@ -30,14 +30,7 @@ Key = tuple[str, int]
 
 
 class Moves:
-    """The tensors of one device that are between two actions.
-
-    Args:
-        device: The device that holds them.
-        transport: Moves them to and from other devices.
-        runner: What runs a stage on a microbatch, by their numbers.
-        weights: Their weights.
-    """
+    """The tensors of one device that are between two actions."""
 
     def __init__(
         self,
@@ -241,12 +234,7 @@ class Moves:
         self._send_version(self._messages.of(action), weights, action.stage, action.version)
 
     def receive_weights(self, action: Action, oldest: int) -> Waits:
-        """RECV_W: a version for the forward.
-
-        Args:
-            action: The action.
-            oldest: No later action uses a version older than this.
-        """
+        """RECV_W: a version for the forward; no later action uses one older than ``oldest``."""
         weights = self._weights[action.stage]
         received = yield from self._version(self._messages.of(action), weights, action.stage)
         weights.install(action.version, received, oldest)

@@ -45,10 +45,6 @@ _NORMS = (_aten.native_layer_norm.default, *BATCH_NORMS)
 def place_on(module: fx.GraphModule, device: torch.device) -> fx.GraphModule:
     """A graph whose ops and whose new tensors are those of ``device``.
 
-    Args:
-        module: As traced, on the CPU; it is not changed.
-        device: The device to run it on.
-
     Raises:
         BackendError: It holds a kernel that ``device`` does not have.
     """

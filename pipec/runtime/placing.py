@@ -19,11 +19,6 @@ _LAST = -1
 class Messages:
     """The messages of one device.
 
-    Args:
-        program: The plan.
-        rounds: The rounds of the device.
-        others: The same plan, compiled for other shapes of a microbatch.
-
     Raises:
         PlanError: The schedule sends something that the plan has no channel for.
     """

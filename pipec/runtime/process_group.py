@@ -30,11 +30,6 @@ class ProcessGroupTransport(Transport):
 
     Receives are posted in the order of the row, which over each link is the order of the sends,
     so transports that ignore tags match them too.
-
-    Args:
-        device: The device of received tensors.
-        groups: Sets of ranks that reduce together.
-        timeout: How long to wait for another rank.
     """
 
     waits = True
@@ -215,11 +210,7 @@ def _cut(flat: torch.Tensor, places: list[int], tensors: Tensors) -> dict[int, t
 
 
 def new_group(members: Iterable[int] | None, timeout: timedelta) -> dist.ProcessGroup:
-    """A group of some ranks; all ranks must call.
-
-    Args:
-        members: Ranks; None for all.
-        timeout: How long its members wait for each other.
+    """A group of some ranks, or of all of them (None); all ranks must call.
 
     Raises:
         BackendError: Another rank did not answer.

@@ -23,11 +23,7 @@ _TRIPS = 40
 
 
 class Echo(Transport):
-    """A transport for a device that runs alone: invents what it receives, forgets what it sends.
-
-    Args:
-        device: The device of received tensors.
-    """
+    """A transport for a device that runs alone: invents what it receives, forgets what it sends."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -74,16 +70,7 @@ class Samples:
 
 
 class Row:
-    """One device's row, which runs alone a given number of times.
-
-    Args:
-        program: The plan under a schedule; the device should hold one stage.
-        device: The device whose row it is.
-        batch: Inputs of a microbatch.
-        settings: With the optimizer.
-        compute: The device that computes; the CPU if absent.
-        clock: Seconds since some moment.
-    """
+    """One device's row, which runs alone a given number of times."""
 
     def __init__(
         self,

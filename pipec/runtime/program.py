@@ -106,10 +106,6 @@ class Program:
     def of(cls, plan: Plan, schedule: Schedule | None = None) -> "Program":
         """Read a plan.
 
-        Args:
-            plan: A plan with a schedule.
-            schedule: Another schedule for the same stages, instead of the plan's.
-
         Raises:
             PlanError: There is no schedule, or it trains a model that was not differentiated, or
                 it asks for something that no stage can do.

@@ -35,9 +35,6 @@ _PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
 def start_ranks(devices: int) -> None:
     """This command again, once per device; returns when all of them have ended well.
 
-    Args:
-        devices: Number of devices.
-
     Raises:
         SystemExit: A rank failed; the error of the first one is printed, and its status is ours.
         KeyboardInterrupt: Somebody interrupted this process; no rank is left.

@@ -41,12 +41,7 @@ def collect_rows(pipeline: Runner) -> dict[int, torch.Tensor] | None:
 
 
 def build_trace(schedule: Schedule, rows: Mapping[int, torch.Tensor]) -> dict[str, Any]:
-    """The trace as JSON data.
-
-    Args:
-        schedule: What ran.
-        rows: What `collect_rows` gave.
-    """
+    """The trace as JSON data."""
     queue = assign_lanes(schedule)
     start = min((float(r[:, 1].min()) for r in rows.values() if len(r)), default=0.0)
     events = lane_names(queue)

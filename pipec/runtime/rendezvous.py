@@ -36,12 +36,6 @@ _POLL_SECONDS = 0.02
 def join(store: Store, rank: int, world: int, timeout: timedelta) -> Store:
     """Meet all ranks of this attempt.
 
-    Args:
-        store: Shared by all ranks, and by those of earlier attempts.
-        rank: Rank of this process.
-        world: Number of ranks.
-        timeout: Longest wait for the others.
-
     Returns:
         The store under a prefix that is new.
 

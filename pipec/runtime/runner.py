@@ -41,14 +41,7 @@ class RunnerArgs(TypedDict, total=False):
 class Runner:
     """Runs a plan round by round, its devices here taking turns.
 
-    Args:
-        program: The plan.
-        devices: Those of it that are here.
-        transport: Moves tensors between devices.
-        batch: Inputs of a microbatch by its number.
-        settings: Optimizer and so on.
-        weights: Initial weights by name; those of the plan if absent.
-        compute: The device that computes.
+    Initial weights are those of the plan where none are given by name.
 
     Attributes:
         program: What is run.
@@ -203,13 +196,7 @@ def gather(parts: list[dict[str, torch.Tensor]], plan: Plan) -> dict[str, torch.
 
 
 class LocalPipeline(Runner):
-    """Runs a plan with one executor per device, taking turns.
-
-    Args:
-        plan: A plan with a schedule.
-        batch: Inputs of a microbatch by its number.
-        settings: Optimizer and so on.
-        more: What else there is; it computes on the CPU by default.
+    """Runs a plan with one executor per device, taking turns; on the CPU by default.
 
     Example:
         ``LocalPipeline(plan, batch, Settings(lambda p: SGD(p, lr=0.1))).run(rounds=10)``

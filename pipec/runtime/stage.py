@@ -26,13 +26,7 @@ Outcome = dict[OutputKind, Tensors]
 
 
 class StageRunner:
-    """Runs F, B, I and W of one stage.
-
-    Args:
-        program: The stage.
-        compiled: Applied to each graph before its first run.
-        device: Where it runs; inputs are brought there.
-    """
+    """Runs F, B, I and W of one stage."""
 
     def __init__(
         self,

@@ -27,13 +27,7 @@ _UPDATE = 1
 
 
 class Steps:
-    """The steps of one device.
-
-    Args:
-        program: The plan.
-        device: The device.
-        clip: Largest norm of all gradients together, or None.
-    """
+    """The steps of one device."""
 
     def __init__(self, program: Program, device: int, clip: float | None) -> None:
         self._program, self._device, self._clip = program, device, clip
@@ -44,13 +38,7 @@ class Steps:
         self._members = {n: program.sharers(n) for n in program.tied} if training else {}
 
     def do(self, executor: "Executor", action: Action, oldest: int) -> Waits:
-        """Make a version, or let it wait for the end of the row.
-
-        Args:
-            executor: The executor that steps.
-            action: The step.
-            oldest: The oldest version that later actions use.
-        """
+        """Make a version, or let it wait for the end of the row."""
         if self._waits:
             self._steps.append((action, oldest))
         else:

@@ -42,11 +42,6 @@ def rounds_of(
     Every rank of a group must call it with the same numbers; the figures are the same on all of
     them, so that it is enough to observe on one.
 
-    Args:
-        pipeline: The pipeline whose schedule runs.
-        numbers: Numbers of the rounds to run.
-        observers: Called after every round.
-
     Raises:
         BackendError: Another rank did not answer.
     """
@@ -104,13 +99,7 @@ def train(
 
 
 def summary(program: Program, found: Figures, number: int) -> Step:
-    """What is reported of one round.
-
-    Args:
-        program: What ran.
-        found: Figures of the round.
-        number: Number of the round.
-    """
+    """What is reported of one round."""
     schedule = program.schedule
     world = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
     devices = schedule.devices if world > 1 else 1
@@ -129,12 +118,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 def infer(pipeline: Rounds, rounds: int, observers: Iterable[Observer] = ()) -> Tensors | None:
-    """Run rounds of an inference schedule and keep the outputs.
-
-    Args:
-        pipeline: Whose schedule to run; every rank of a group must call with the same rounds.
-        rounds: Number of rounds.
-        observers: Called after every round.
+    """Run rounds of an inference schedule and keep the outputs; all ranks must call alike.
 
     Returns:
         Output name to ``[microbatch, *shape]`` over all rounds, in host memory, on the first rank;

@@ -49,14 +49,7 @@ class _Waiting:
 
 
 class Watch:
-    """Tells the other ranks what this one waits for, from a thread of its own.
-
-    Args:
-        store: Shared by all ranks of this attempt, and by no other one.
-        rank: Rank of this process.
-        world: Number of ranks.
-        timeout: How long ranks wait for each other.
-    """
+    """Tells the other ranks what this one waits for, from a thread of its own."""
 
     def __init__(self, store: Store, rank: int, world: int, timeout: timedelta) -> None:
         self._store, self._rank, self._world = PrefixStore("waits", store), rank, world
@@ -146,9 +139,6 @@ def waiting_for(what: str) -> Iterator[None]:
 @contextmanager
 def locate_failure(where: Callable[[], str]) -> Iterator[None]:
     """Add to a failure of another rank where this one was, and who stands still.
-
-    Args:
-        where: The round and what it was doing; asked when it fails.
 
     Raises:
         BackendError: The other rank is gone, or was too slow.

@@ -301,13 +301,7 @@ class StageWeights:
         self._sums.pop(update, None)
 
     def install(self, version: int, made: Version, oldest: int) -> None:
-        """Hold a version that was made here or received; let go what is older than ``oldest``.
-
-        Args:
-            version: Number of the version.
-            made: What is new in it; all else is the newest version's.
-            oldest: No action that comes later uses a version older than this.
-        """
+        """Hold a version that was made here or received; let go what is older than ``oldest``."""
         tensors = {**self._versions[self.newest].tensors, **made.tensors}
         self._versions[version] = Version(tensors, made.updates)
         self._let_go(min(oldest, version))

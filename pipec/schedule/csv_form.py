@@ -51,11 +51,6 @@ def to_csv(schedule: Schedule) -> str:
 def from_csv(text: str, *, name: str = "csv", where: str | None = None) -> Schedule:
     """Read a schedule of compute actions, with or without sends and receives.
 
-    Args:
-        text: The file's text.
-        name: What the schedule is called.
-        where: The file's name, for errors.
-
     Raises:
         ScheduleError: A cell is no action; line and column are named. Or the actions are no
             schedule.

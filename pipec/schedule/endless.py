@@ -34,10 +34,6 @@ _MOST = 64
 def window(make: Callable[[int], Schedule], microbatches: int) -> Schedule:
     """One round of an endless schedule.
 
-    Args:
-        make: The complete schedule of a number of microbatches.
-        microbatches: Number of microbatches of a round.
-
     Returns:
         The window; its new microbatches are numbered from `Schedule.first` on.
 

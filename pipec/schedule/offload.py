@@ -36,9 +36,7 @@ from pipec.schedule.tables import Tables
 def insert_offload(schedule: Schedule, slots: Sequence[Channel] | None = None) -> Schedule:
     """Add ``OFFLOAD`` and ``FETCH`` for saved values that wait in host memory.
 
-    Args:
-        schedule: Without offload.
-        slots: Channels of kind H, one per slot; the schedule's own if absent.
+    A slot is a channel of kind H; the schedule's own count by default.
 
     Raises:
         ScheduleError: Offload is there already, or a channel is no slot or does not fit.

@@ -86,10 +86,6 @@ def with_options(name: str, **options: object) -> str:
 def parse_options(name: str, given: Mapping[str, str]) -> dict[str, object]:
     """Options of a schedule from text, those behind its name and more.
 
-    Args:
-        name: Such as ``pipedream{replicas=3,1}``.
-        given: More options.
-
     Raises:
         PipecError: The name is unknown.
         ScheduleError: An option is unknown, given twice, or has a value of the wrong type.

@@ -32,11 +32,6 @@ def splice(schedule: Schedule, insertions: list[Insertion], **changes: object) -
     """The schedule with the new actions in it.
 
     Actions at one place stand in the order of ``insertions``, those of one in the order given.
-
-    Args:
-        schedule: The schedule, which is left as it is.
-        insertions: The new actions.
-        changes: Other fields to replace at the same time.
     """
     count, given = len(schedule), [_Sorted.of(i) for i in insertions]
     total = count + sum(len(i.anchor) for i in given)

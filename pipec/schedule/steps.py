@@ -87,10 +87,6 @@ def insert_state(schedule: Schedule, beside: int) -> Schedule:
 
     It leaves at the begin of the row, or behind the step before, beside so many compute actions
     of the device, and comes back beside the last ones of its update.
-
-    Args:
-        schedule: With steps.
-        beside: Number of sets beside each other, 1 or more.
     """
     at, rows = Tables(schedule), np.flatnonzero(schedule.kind == _K.STEP)
     stage, replica = schedule.stage[rows], schedule.replica[rows]

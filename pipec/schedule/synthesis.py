@@ -203,11 +203,6 @@ class _Simulation:
 def synthesize(costs: StageCosts, device: Sequence[int], microbatches: int) -> Order:
     """The fastest order that was found.
 
-    Args:
-        costs: Costs of every stage.
-        device: Device of every stage.
-        microbatches: M.
-
     Raises:
         ScheduleError: None was found that keeps the limits.
     """
@@ -271,13 +266,7 @@ def _change(rule: Rule, draw: random.Random) -> Rule:
 
 
 def least_seconds(costs: StageCosts, device: Sequence[int], microbatches: int) -> float:
-    """A time below which no order of these actions ends, whatever it interleaves.
-
-    Args:
-        costs: Costs of every stage.
-        device: Device of every stage.
-        microbatches: M.
-    """
+    """A time below which no order of these actions ends, whatever it interleaves."""
     release, tail = _releases(costs, device, microbatches), _tails(costs, device, microbatches)
     found = 0.0
     for d in set(device):

@@ -72,14 +72,7 @@ def blocks(positions: Int32) -> Iterator[tuple[slice, Int32]]:
 
 
 def compact(schedule: Schedule, waits: Dependencies, queue: Lanes, *, whole: bool) -> Compact:
-    """Number turns lane by lane.
-
-    Args:
-        schedule: The schedule of the actions.
-        waits: Who waits for whom.
-        queue: The lanes.
-        whole: Whether every action is to take a turn of its own.
-    """
+    """Number turns lane by lane."""
     places = _Places(schedule, waits, queue)
     passing, following = np.zeros((2, len(queue.names)), dtype=bool)
     if not whole and places.columns:

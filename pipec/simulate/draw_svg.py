@@ -48,12 +48,7 @@ TICKS = 12
 
 
 def svg(timeline: Timeline, *, compute_only: bool = False) -> str:
-    """Draw every lane (or the compute lanes); an action without duration is left out.
-
-    Args:
-        timeline: What to draw.
-        compute_only: Whether to leave out links, host copies and reductions.
-    """
+    """Draw every lane (or the compute lanes); an action without duration is left out."""
     width = _wide_enough(timeline)
     lanes = timeline.lanes
     used = [n for n in range(len(lanes.names)) if _is_shown(timeline, n, compute_only)]

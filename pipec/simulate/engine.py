@@ -78,12 +78,7 @@ class Run:
 
 
 def run(prepared: Prepared, seconds: Callable[[Positions], Float]) -> Run:
-    """Simulate; never raises: a deadlock leaves ``heads``.
-
-    Args:
-        prepared: What runs.
-        seconds: How long the actions at given positions take (`Times.durations`).
-    """
+    """Simulate; never raises: a deadlock leaves ``heads``."""
     short = prepared.short
     if any(seconds(rows).any() for _, rows in blocks(short.dropped)):
         return _run(prepared.whole, seconds)

@@ -92,10 +92,6 @@ class Memory:
     def workspaces(self, stages: int, *, first: bool) -> Float:
         """Bytes of workspace by (kind of action, stage).
 
-        Args:
-            stages: Number of stages.
-            first: For the actions that make the gradients of their update.
-
         Raises:
             ScheduleError: There is no such action, or it has not one number per stage.
         """
@@ -120,12 +116,7 @@ class Memory:
 
 
 def share_out(sizes: Sequence[float], replicas: int) -> list[int]:
-    """The replica that steps each parameter of a stage: large ones first, where least is.
-
-    Args:
-        sizes: Bytes of the parameters.
-        replicas: Number of replicas.
-    """
+    """The replica that steps each parameter of a stage: large ones first, where least is."""
     held, owners = [0.0] * replicas, [0] * len(sizes)
     for k in sorted(range(len(sizes)), key=lambda k: -sizes[k]):
         owners[k] = held.index(min(held))

@@ -13,15 +13,9 @@ from pipec.simulate.times import Times
 
 
 def simulate(schedule: Schedule | Prepared, times: Times, memory: Memory | None = None) -> Timeline:
-    """When everything starts and ends.
+    """When everything starts and ends; `Prepared.of` a schedule to simulate it many times.
 
     An action starts when its lane is free and everything that it waits for has ended.
-
-    Args:
-        schedule: Compute actions only, or with everything inserted; `Prepared.of` it to
-            simulate it many times.
-        times: Seconds of everything.
-        memory: Bytes per stage, for memory over time.
 
     Raises:
         ScheduleError: The schedule deadlocks; the shortest cycle of waits is shown.

@@ -35,9 +35,6 @@ MOST = 20
 def verify(schedule: Schedule) -> None:
     """Check the six rules above.
 
-    Args:
-        schedule: Schedule of compute actions only, or with everything inserted.
-
     Raises:
         ScheduleError: With every finding of the first rules that fail, or the shortest cycle of
             waits.

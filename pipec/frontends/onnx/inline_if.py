@@ -15,12 +15,7 @@ from pipec.graph.arrays import Array
 
 
 def inline_ifs(model: ModelFile, known: Mapping[str, Array]) -> ModelFile | None:
-    """The model without the Ifs on known conditions; None where it has none.
-
-    Args:
-        model: The model.
-        known: Values that are known at compile time, by name.
-    """
+    """The model without the Ifs on known conditions; None where it has none."""
     graph = model.proto.graph
     if not any(_is_known_if(node, known) for node in graph.node):
         return None

@@ -73,15 +73,7 @@ class Interpreter:
     def bind(
         self, frame: Frame, name: str, value: Value, reads: Iterable[Value] = (), source: str = ""
     ) -> None:
-        """Give ``value`` to a name of the scope.
-
-        Args:
-            frame: The scope.
-            name: The name in the file.
-            value: What it stands for.
-            reads: The values that it was computed from.
-            source: The graph input or initialiser that it is, if it is one.
-        """
+        """Give ``value`` to a name; ``source`` is the graph input or initialiser that it is."""
         frame.env[name] = value
         self.weights.call(f"{name}@{frame.path}" if frame.path else name, value)
         for part in leaves(value):
@@ -158,12 +150,6 @@ class Interpreter:
         self, ctx: Context, graph: onnx.GraphProto, inputs: list[Value], tag: str
     ) -> list[Value]:
         """Run a subgraph of the node in its scope.
-
-        Args:
-            ctx: The node that has the subgraph.
-            graph: The subgraph.
-            inputs: Values of its formal inputs.
-            tag: Tells this run from others of the same node.
 
         Returns:
             Values of its outputs.

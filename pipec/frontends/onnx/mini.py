@@ -46,13 +46,6 @@ def one_node(
 ) -> onnx.ModelProto:
     """A model of one node.
 
-    Args:
-        node: The node; copied.
-        frame: The scope that it stands in, for opset versions and functions.
-        inputs: Types of what it reads at run time.
-        outputs: Types of what it yields.
-        constants: What it reads that is known; becomes initialisers.
-
     Raises:
         Refused: A constant has a type that a file cannot hold.
     """

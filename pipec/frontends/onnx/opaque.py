@@ -83,13 +83,7 @@ def _types(ctx: Context, model: onnx.ModelProto) -> list[Type]:
 
 
 def _loop_types(ctx: Context, unit: onnx.ModelProto, carried: Sequence[Value]) -> list[Type]:
-    """Types of a Loop's outputs: those of the carried values, if one iteration keeps them.
-
-    Args:
-        ctx: The loop.
-        unit: The model of the loop alone, which says what it reads.
-        carried: Initial values of what it carries.
-    """
+    """Types of a Loop's outputs: those of the carried values, if one iteration keeps them."""
     body = onnx.GraphProto()
     body.CopyFrom(ctx.attr("body"))
     if any(ctx.node.output[len(carried) :]):

@@ -45,11 +45,7 @@ Format = tuple[str, str]
 
 
 def replace_paired(model: ModelFile) -> ModelFile:
-    """The model with such operators replaced; itself if it has none.
-
-    Args:
-        model: As it was read.
-    """
+    """The model with such operators replaced; itself if it has none."""
     graph = model.proto.graph
     if not any(n.op_type in _FORMS or n.op_type == "QLinearConcat" for n in graph.node):
         return model

@@ -55,12 +55,7 @@ class Part:
 
 
 class _ShapeNodes:
-    """Makes nodes that compute the shape of a tensor that a part does not have.
-
-    Args:
-        growth: The model at several sizes of its open axes.
-        given: Names of the inputs of the part.
-    """
+    """Makes nodes that compute the shape of a tensor that a part does not have."""
 
     def __init__(self, growth: Growth, given: Sequence[str]) -> None:
         self._growth = growth

@@ -36,11 +36,7 @@ _MOST = 2**40
 
 
 def check_validity(proto: ModelProto, where: str) -> None:
-    """Check a model against ONNX's schemas and rules.
-
-    Args:
-        proto: The model; external data are not read.
-        where: The file, for messages.
+    """Check a model against ONNX's schemas and rules; external data are not read.
 
     Raises:
         FrontendError: It breaks a rule; the message says which.

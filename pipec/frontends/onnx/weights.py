@@ -34,14 +34,7 @@ class Weights:
     def add(
         self, name: str, tensor: Tensor, kind: InputKind, read: Callable[[], Tensor] | None = None
     ) -> Tensor:
-        """Register a weight and return what stands for it now.
-
-        Args:
-            name: Name of the weight in the ONNX file.
-            tensor: The data; not kept if they can be read again.
-            kind: What it is.
-            read: Gives the data.
-        """
+        """Register a weight and return what stands for it now."""
         self.kinds[name], self._read[name] = kind, read or (lambda: tensor)
         self._live[name] = self._make_live(name, tensor)
         return self._live[name]

@@ -28,13 +28,7 @@ def one_per_device(stages: int) -> Placement:
 
 
 def make_1f1b(stage: int, microbatches: np.ndarray, warm_up: int) -> Ops:
-    """Forwards of ``warm_up`` microbatches, then one forward and one backward, then the rest.
-
-    Args:
-        stage: Stage of all actions.
-        microbatches: What this row handles, in order.
-        warm_up: Forwards before the first forward-backward pair.
-    """
+    """Forwards of ``warm_up`` microbatches, then one forward and one backward, then the rest."""
     count = len(microbatches)
     ahead = min(warm_up, count)
     kind = np.concatenate(
