@@ -26,7 +26,7 @@ from torch import Tensor
 
 from pipec.cli.main import cli as pipec
 from pipec.compiler.backend import load_backend
-from pipec.compiler.chain import StageFunction
+from pipec.compiler.job import StageFunction
 from pipec.errors import PipecError
 from pipec.graph.arrays import to_array, to_tensor
 from pipec.graph.ir import InputKind, tensor

@@ -32,11 +32,11 @@ from pipec.backends.fpga.training.stage import training_designs, training_timing
 from pipec.backends.fpga.vitis import add_reports
 from pipec.cluster.cluster import Cluster
 from pipec.compiler.backend import Backend, Emitted
-from pipec.compiler.chain import StageFunction
 from pipec.compiler.comparison import Allowed, Comparison, compare
 from pipec.compiler.cycles import StageCycles, TimedCheck
 from pipec.compiler.declared import Options, option
 from pipec.compiler.inputs import KINDS, draw
+from pipec.compiler.job import StageFunction
 from pipec.compiler.loaded import Loaded
 from pipec.compiler.same_model import check_same_model
 from pipec.compiler.verify import Progress, VerifyReport

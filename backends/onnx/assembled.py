@@ -7,7 +7,7 @@ from onnx import ModelProto
 from torch import Tensor
 
 from pipec.backends.onnx.files import Names, assign_names
-from pipec.compiler.chain import StageFunction
+from pipec.compiler.job import StageFunction
 from pipec.compiler.sizes import check_sizes
 from pipec.errors import BackendError
 from pipec.frontends.base import Loaded

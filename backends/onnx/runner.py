@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pipec.backends.onnx.files import Names
-from pipec.compiler.chain import StageFunction
+from pipec.compiler.job import StageFunction
 from pipec.errors import BackendError, first_line
 from pipec.graph.ir import Graph, tensor
 from pipec.graph.opaque import engine_errors, lacks_kernel, ort_session, ort_type, run_session

@@ -13,10 +13,9 @@ from pipec.backends.torch.launcher import train_script
 from pipec.backends.torch.open_axes import find_axes, read_axes
 from pipec.backends.torch.runner import stage_runner
 from pipec.compiler.backend import Backend, Emitted
-from pipec.compiler.chain import StageFunction
 from pipec.compiler.comparison import OTHER_KERNELS, REWRITTEN, SAME_KERNELS, rounding_tolerance
 from pipec.compiler.declared import Options, option
-from pipec.compiler.job import Job
+from pipec.compiler.job import Job, StageFunction
 from pipec.compiler.profile import Profile, Profiler
 from pipec.compiler.sizes import resize_plan
 from pipec.compiler.stage_timing import sum_stage_times

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from pipec.compiler.chain import StageFunction
+from pipec.compiler.job import StageFunction
 from pipec.compiler.sizes import check_sizes
 from pipec.errors import FrontendError, GraphError, PipecError, PlanError
 from pipec.frontends.base import Loaded

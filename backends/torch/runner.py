@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from pipec.compiler.chain import StageFunction
+from pipec.compiler.job import StageFunction
 from pipec.errors import BackendError, first_line
 from pipec.graph.ir import Graph, tensor
 from pipec.graph.open_sizes import resize_graph

@@ -9,12 +9,13 @@ import click
 from rich.console import Console
 
 from pipec.api.request import Request
-from pipec.cli.completion import complete_passes, complete_schedules
 from pipec.cli.console import output, progress, progress_options
 from pipec.cli.explore import run_watched
 from pipec.cli.options import (
     asynchronous_option,
     cluster_of,
+    complete_passes,
+    complete_schedules,
     costs_option,
     devices_options,
     load_options,

@@ -9,8 +9,7 @@ from typing import Any
 import click
 
 from pipec.cli.command import Command
-from pipec.cli.completion import complete_passes
-from pipec.cli.options import allow_namespace_option, import_namespaces
+from pipec.cli.options import allow_namespace_option, complete_passes, import_namespaces
 from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.driver import emit
 from pipec.compiler.output import check_target

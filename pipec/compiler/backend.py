@@ -15,10 +15,9 @@ from pipec import registry
 from pipec.arguments import fits
 from pipec.cluster.cluster import Cluster
 from pipec.compiler.capabilities import Prepares
-from pipec.compiler.chain import StageFunction
 from pipec.compiler.comparison import Allowed
 from pipec.compiler.declared import Options, defaults
-from pipec.compiler.job import Chain, Job
+from pipec.compiler.job import Chain, Job, StageFunction
 from pipec.errors import BackendError
 from pipec.graph.axes import Axes
 from pipec.plan.model import Plan, StageTiming

@@ -21,7 +21,7 @@ from pipec.compiler.complete import assemble, set_bytes
 from pipec.compiler.cut_bounds import Bound, Crossing, Work, stage_sums
 from pipec.compiler.outline import Edges, Outline
 from pipec.compiler.timeline import timeline_of
-from pipec.cost.update import update_cost
+from pipec.cost.stage import update_cost
 from pipec.errors import PartitionError, ScheduleError
 from pipec.partition.costgraph import CostGraph, FloatArray, IntArray, topological_order
 from pipec.partition.solve import too_many_stages

@@ -2,7 +2,7 @@
 
 1. A stage that was measured as a whole takes what was measured. Else F takes the backend's
    interval, B what its timing says, I and W half of B, and what each computes again; a step and
-   adding up gradients what `pipec.cost.update` says of a device that runs node after node, and
+   adding up gradients what `pipec.cost.stage` says of a device that runs node after node, and
    what the backend says of one that streams.
 2. Weights stay. In inference the values of a forward are there while it runs, and the model's
    outputs from then on. In training, once stages are differentiated, gradients, the optimizer's
@@ -15,8 +15,7 @@ from dataclasses import replace
 from pipec.autodiff.model import Training
 from pipec.compiler.residency import list_work, working_bytes
 from pipec.compiler.stage_timing import device_of, find_measured
-from pipec.cost.stage import StageCost
-from pipec.cost.update import OPTIMIZER_COPIES, update_cost
+from pipec.cost.stage import OPTIMIZER_COPIES, StageCost, update_cost
 from pipec.errors import PlanError
 from pipec.graph.ir import InputKind, nbytes, tensor, tensor_nbytes
 from pipec.plan.facts import Facts, SharedWeight, StageFacts

@@ -2,20 +2,21 @@
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
 import torch
+from torch import Tensor
 
-from pipec.compiler.chain import StageFunction, run_chain
 from pipec.compiler.declared import Options
 from pipec.errors import BackendError, PipecError
 from pipec.escape import sanitize
 from pipec.files import check_output
 from pipec.graph.axes import Axes
 from pipec.graph.ir import InputKind, OutputKind, tensor
+from pipec.graph.lower import lower
 from pipec.plan.model import Plan
 from pipec.runtime.executor import Batch
 from pipec.runtime.metrics import JsonLines, Observer, Steady, Step
@@ -24,6 +25,46 @@ from pipec.runtime.result import Result
 from pipec.runtime.stage import check_input
 from pipec.runtime.tensors import TensorType
 from pipec.runtime.train import FORMATS, Rounds, infer, save_tensors
+from pipec.user_module import user_code
+
+StageFunction = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
+"""One emitted stage as a function: names of its inputs and outputs (user inputs by their name,
+values by the node of the whole model) to tensors."""
+
+
+def run_chain(
+    plan: Plan,
+    runners: Sequence[StageFunction],
+    inputs: Mapping[str, Tensor],
+    progress: Callable[[str], None] = lambda _: None,
+) -> Iterator[tuple[str, OutputKind, int, Tensor]]:
+    """(name, kind, stage, tensor) of everything that the stages send or yield.
+
+    Raises:
+        BackendError: A stage does not yield what it should.
+    """
+    boxes: dict[str, Tensor] = {}
+    for stage, run in zip(plan.stages, runners, strict=True):
+        progress(f"running stage {stage.index} of {len(plan.stages)}")
+        low = lower(stage.graph)
+        arrived = {t.value: boxes.pop(t.channel) for t in low.receives}
+        fed = {i.name: inputs[i.name] for i in low.graph.inputs_of(InputKind.INPUT)}
+        with user_code(f"stage {stage.index} failed", error=BackendError):
+            results = {**arrived, **run({**fed, **arrived})}
+        wanted = [o.name for o in low.graph.outputs]
+        if lacking := [name for name in wanted if not isinstance(results.get(name), Tensor)]:
+            raise BackendError(
+                "a stage does not yield what it should",
+                where=f"stage {stage.index}",
+                got=", ".join(results) or "nothing",
+                want=f"tensors: {', '.join(lacking)}",
+            )
+        for t in low.sends:
+            boxes[t.channel] = results[t.value]
+        for o in low.graph.outputs:
+            passed_on = o.kind is OutputKind.VALUE and o.name in arrived
+            if not passed_on:
+                yield o.name, o.kind, stage.index, results[o.name]
 
 
 @dataclass(frozen=True)

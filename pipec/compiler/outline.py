@@ -23,9 +23,8 @@ from pipec.autodiff.recompute import list_holders, views
 from pipec.autodiff.tidy import results, separate_convolutions
 from pipec.cluster.cluster import Cluster
 from pipec.compiler.stage_timing import holder, life, peak_of
-from pipec.cost.stage import StageCost
+from pipec.cost.stage import OPTIMIZER_COPIES, StageCost, update_cost
 from pipec.cost.table import CostTable
-from pipec.cost.update import OPTIMIZER_COPIES, update_cost
 from pipec.graph.ir import Graph, InputKind, OutputKind, nbytes, origin
 from pipec.graph.written import ancestors, extract
 from pipec.partition.costgraph import FloatArray, IntArray

@@ -22,9 +22,9 @@ from msgspec import convert, to_builtins
 
 from pipec.compiler.backend import load_backend
 from pipec.compiler.capabilities import TimesNodes
-from pipec.compiler.chain import StageFunction, run_chain
 from pipec.compiler.complete import complete
 from pipec.compiler.facts import list_sums
+from pipec.compiler.job import StageFunction, run_chain
 from pipec.cost.count import count
 from pipec.cost.measure import Measuring, Progress, measure_costs
 from pipec.cost.stage import Figure, MessageCost, StageCost

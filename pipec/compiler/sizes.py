@@ -7,9 +7,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from pipec.compiler.chain import StageFunction, run_chain
 from pipec.compiler.comparison import Comparison, compare
 from pipec.compiler.inputs import choose_inputs
+from pipec.compiler.job import StageFunction, run_chain
 from pipec.compiler.loaded import Loaded
 from pipec.errors import BackendError, FrontendError
 from pipec.graph.axes import Axes, Sizes, free

@@ -28,9 +28,9 @@ import torch
 from torch import Tensor, fx
 
 from pipec.compiler.backend import Emitted, load_backend, read_back
-from pipec.compiler.chain import StageFunction, run_chain
 from pipec.compiler.comparison import Allowed, Comparison, compare, packing_step
 from pipec.compiler.inputs import KINDS, choose_inputs, draw
+from pipec.compiler.job import StageFunction, run_chain
 from pipec.compiler.loaded import Loaded
 from pipec.compiler.same_model import DECLARED, check_outputs, check_same_model
 from pipec.compiler.sizes import compare_sizes

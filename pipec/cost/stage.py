@@ -1,4 +1,4 @@
-"""What was measured of whole stages and of messages: beyond the sum of a stage's nodes.
+"""What was measured of whole stages and of messages; and what an update takes where it was not.
 
 A stage's graphs F, B, I and W are run as the executor runs them, so that the interpreter, the
 allocator and the caches are in the figures. A message costs three things (LogGP: Alexandrov et al.,
@@ -14,6 +14,7 @@ from typing import Annotated
 import numpy as np
 from msgspec import Meta
 
+from pipec.cluster.device import Device
 from pipec.errors import CostError
 
 Figure = Annotated[float, Meta(ge=0, le=sys.float_info.max)]
@@ -121,3 +122,36 @@ class MessageCost:
             return float(np.interp(nbytes, self.nbytes, seconds))
         slope = (seconds[-1] - seconds[-2]) / (self.nbytes[-1] - self.nbytes[-2])
         return seconds[-1] + max(0.0, slope) * (nbytes - self.nbytes[-1])
+
+
+OPTIMIZER_COPIES = 2
+"""Weight-sized tensors of the optimizer's state: Adam's two moments."""
+STEPPING = 3 + 2 * OPTIMIZER_COPIES
+"""Weight-sized tensors that a step reads and writes: weights and state both ways, gradients."""
+ADDING = 3
+"""Gradient-sized tensors of a sum: two are read, one is written."""
+
+
+@dataclass(frozen=True)
+class UpdateCost:
+    """Seconds of what changes the weights of one stage.
+
+    Attributes:
+        step: One step of Adam in one pass over its tensors.
+        accumulate: Adding the gradients of one microbatch to those that are there.
+    """
+
+    step: float = 0.0
+    accumulate: float = 0.0
+
+
+def update_cost(device: Device, nbytes: float) -> UpdateCost:
+    """What trained weights of ``nbytes`` bytes take on a device, at the rate of its memory.
+
+    Nothing where the device streams: there the backend's engines say it. Where tables time its
+    kernels, adding up is one for each weight, and in its node's backward already.
+    """
+    if device.streams:
+        return UpdateCost()
+    once = nbytes / device.memory_rate
+    return UpdateCost(STEPPING * once, 0.0 if device.tables else ADDING * once)

@@ -1,18 +1,84 @@
-"""From a model to the fastest plan: what ``explore`` and ``compile --schedule auto`` both run."""
+"""From a model to the fastest plan: what ``explore`` and ``compile --schedule auto`` both run.
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+Explorations that were made before are found by the content of everything that they depend on.
+"""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from msgspec import convert
 
 from pipec.cluster.cluster import Cluster
 from pipec.cost.table import CostTable
-from pipec.errors import PartitionError
-from pipec.explore.cache import content_key, recall, remember
+from pipec.errors import PartitionError, PipecError
 from pipec.explore.candidate import INFERENCE, Candidate, list_candidates
 from pipec.explore.explore import Exploration, Progress, explore
 from pipec.explore.make import Maker
 from pipec.explore.rebatch import Rebatched
+from pipec.files import PACKAGE, code_of, text_digest, write_file
+from pipec.graph.structure import structural_key
 from pipec.plan.model import Plan
 from pipec.schedule.registry import ASYNCHRONOUS, plain_name
+
+
+def cache_directory() -> Path:
+    """``$XDG_CACHE_HOME/pipec/explore``, or that below ``~/.cache``."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "pipec" / "explore"
+
+
+def content_key(maker: Maker, candidates: Sequence[Candidate], batch: int, **more: bool) -> str:
+    """Digest of graph, costs, cluster, candidates, batch, target, options and pipec's own code.
+
+    Args:
+        maker: Makes plans.
+        candidates: What is tried.
+        batch: Samples of one step.
+        more: What is tried besides (`pipec.explore.explore.explore`).
+    """
+    base = maker.cost_model(maker.traced_batch)
+    assert base.costs is not None
+    content = {
+        "pipec": code_of(PACKAGE),
+        "graph": structural_key(base.graph),
+        "costs": base.costs.to_json(),
+        "cluster": maker.cluster.to_json(),
+        "candidates": [str(c) for c in candidates],
+        "more": more,
+        "batch": [batch, maker.traced_batch],
+        "made": [maker.target, bool(maker.model.spec), maker.costs is None],
+        "options": {name: str(value) for name, value in maker.options.items()},
+    }
+    return text_digest(json.dumps(content, sort_keys=True))[:32]
+
+
+def recall(key: str) -> Exploration | None:
+    """The exploration stored under ``key``; None if there is none or it is not what was written."""
+    try:
+        digest, _, text = _entry(key).read_text(encoding="utf-8").partition("\n")
+    except (OSError, RuntimeError, UnicodeError):
+        return None
+    if digest != text_digest(text):
+        return None
+    return convert(json.loads(text), Exploration)
+
+
+def remember(key: str, exploration: Exploration) -> None:
+    """Store an exploration with its digest; a cache that cannot be written is no error."""
+    text = json.dumps(asdict(exploration))
+    with suppress(PipecError, OSError, RuntimeError):  # no space, no right, no home
+        path = _entry(key)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_file(path, f"{text_digest(text)}\n{text}")
+
+
+def _entry(key: str) -> Path:
+    return cache_directory() / f"{key}.json"
+
 
 SAMPLES = 8
 """Traced batches of one step and device, where the batch is not given."""

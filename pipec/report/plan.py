@@ -9,8 +9,7 @@ from rich.markup import escape
 from pipec.cluster.units import show
 from pipec.graph.printer import graph_to_python
 from pipec.plan.model import STATE_WAITS, Plan, Stage
-from pipec.report.plan_data import Data, plan_data
-from pipec.report.saved import make_saved_table
+from pipec.report.plan_data import Data, make_saved_table, plan_data
 from pipec.report.table import Table
 
 _VALUES_SHOWN = 8

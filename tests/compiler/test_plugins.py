@@ -13,8 +13,8 @@ from torch import Tensor, nn
 import pipec
 from pipec import registry
 from pipec.compiler.backend import Backend, Emitted, load_backend, read_back
-from pipec.compiler.chain import run_chain
 from pipec.compiler.comparison import Allowed
+from pipec.compiler.job import run_chain
 from pipec.errors import PassError, PipecError
 from pipec.plan.model import Plan, StageTiming
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.driver import default_passes, make_plan
-from pipec.cost.update import update_cost
+from pipec.cost.stage import update_cost
 from pipec.frontends.trace import Loss, trace
 from pipec.graph.ir import Graph, Source
 from pipec.plan.model import Plan

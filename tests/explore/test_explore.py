@@ -17,13 +17,12 @@ from pipec.cluster.cluster import Cluster, Level, Link, parse_cluster
 from pipec.compiler.endless import round_of
 from pipec.compiler.facts import plan_facts
 from pipec.errors import PartitionError, PipecError, PlanError
-from pipec.explore.cache import cache_directory, content_key, recall, remember
 from pipec.explore.candidate import CHUNKS, Candidate, ease_memory, list_candidates
 from pipec.explore.explore import BASELINES, Exploration, explore
 from pipec.explore.make import Maker
 from pipec.explore.predict import Prediction, Predictor
 from pipec.explore.rebatch import Rebatched
-from pipec.explore.search import Search
+from pipec.explore.search import Search, cache_directory, content_key, recall, remember
 from pipec.frontends.trace import Loss, trace
 from pipec.graph.ir import Source
 from pipec.schedule.action import ActionKind
@@ -323,7 +322,7 @@ def test_the_cache_knows_which_code_predicted(
         elsewhere.mkdir(exist_ok=True)
         (elsewhere / "cut.py").write_text("y = 1\n" * (1 + number // 2))
         (package / "passes").symlink_to(elsewhere)
-        monkeypatch.setattr("pipec.explore.cache.PACKAGE", package)
+        monkeypatch.setattr("pipec.explore.search.PACKAGE", package)
         keys += [content_key(made, ways(made, 16, "gpipe"), 16) for _ in range(2)]
     assert keys[::2] == keys[1::2]
     assert len(set(keys)) == 3

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from pipec.cluster.cluster import Cluster, parse_cluster
 from pipec.compiler.backend import load_backend
-from pipec.compiler.chain import run_chain
 from pipec.compiler.driver import emit
+from pipec.compiler.job import run_chain
 from pipec.compiler.pass_manager import parse_pipeline, run_passes
 from pipec.compiler.verify import verify_artifacts, verify_stages
 from pipec.compiler.verify_training import play

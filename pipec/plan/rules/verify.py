@@ -4,12 +4,11 @@ from pipec.errors import PlanError
 from pipec.graph.finding import refuse
 from pipec.graph.rules import Checker, Role
 from pipec.plan.model import Plan
-from pipec.plan.rules import channels, decisions, stages, training
+from pipec.plan.rules import decisions, stages, training
 from pipec.plan.rules.parts import Parts, PlanRule
 
 RULES: dict[str, PlanRule] = {
     **stages.RULES,
-    **channels.RULES,
     **training.RULES,
     **decisions.RULES,
 }

@@ -22,8 +22,8 @@ from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.numbers import Int8, int8_format
 from pipec.backends.fpga.quantise.samples import unseen_frames
 from pipec.cluster.cluster import parse_cluster
-from pipec.compiler.chain import StageFunction
 from pipec.compiler.driver import emit, make_plan
+from pipec.compiler.job import StageFunction
 from pipec.errors import BackendError
 from pipec.frontends.base import LoadOptions
 from pipec.frontends.load import load

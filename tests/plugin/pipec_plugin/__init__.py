@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, fx
 
 from pipec.compiler.backend import Backend, Emitted
-from pipec.compiler.chain import StageFunction
 from pipec.compiler.declared import Options, option
+from pipec.compiler.job import StageFunction
 from pipec.compiler.pass_base import Pass
 from pipec.errors import BackendError
 from pipec.graph.ir import Graph, nbytes, origin, tensor

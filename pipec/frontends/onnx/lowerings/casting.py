@@ -1,4 +1,4 @@
-"""Casts."""
+"""Casts; unsigned 16, 32 and 64-bit integers, which torch stores but has few kernels for."""
 
 import numpy as np
 import onnx
@@ -9,6 +9,32 @@ from pipec.frontends.onnx.context import Context, Result, lowering
 from pipec.frontends.onnx.mini import fold
 from pipec.frontends.onnx.refusals import Refused
 from pipec.frontends.onnx.values import FLOAT8, Value, torch_dtype, type_of
+
+_WIDE = {torch.uint16: torch.int32, torch.uint32: torch.int64, torch.uint64: torch.int64}
+_LOWEST = -(2**63)
+
+
+def widen(t: Tensor) -> Tensor:
+    """The tensor in a signed type with kernels; 64-bit numbers keep their bits, not their value."""
+    return t.to(_WIDE[t.dtype]) if t.dtype in _WIDE else t
+
+
+def narrow(result: Tensor, like: Tensor) -> Tensor:
+    """The result of computing on numbers from `widen`, back in the type of ``like``."""
+    if like.dtype in _WIDE and result.dtype == _WIDE[like.dtype]:
+        return result.to(like.dtype)
+    return result
+
+
+def to_ordered(t: Tensor) -> Tensor:
+    """Unsigned 64-bit bits as signed numbers of the same order, and such numbers back."""
+    return torch.bitwise_xor(t.to(torch.int64), _LOWEST)
+
+
+def is_wide_unsigned(t: Tensor) -> bool:
+    """Whether the tensor is of one of these types."""
+    return t.dtype in _WIDE
+
 
 _NAMED = {name.lower(): number for name, number in onnx.TensorProto.DataType.items()}
 

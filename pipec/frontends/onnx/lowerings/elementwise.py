@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as fn
 
 from pipec.frontends.onnx.context import Context, Result, lowering
-from pipec.frontends.onnx.lowerings.unsigned import narrow, to_ordered, widen
+from pipec.frontends.onnx.lowerings.casting import narrow, to_ordered, widen
 from pipec.frontends.onnx.refusals import Refused
 from pipec.frontends.onnx.values import Value, is_known
 

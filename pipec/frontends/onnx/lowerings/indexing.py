@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn import functional as fn
 
 from pipec.frontends.onnx.context import Context, Result, lowering, scalar
-from pipec.frontends.onnx.lowerings.unsigned import narrow, to_ordered, widen
+from pipec.frontends.onnx.lowerings.casting import narrow, to_ordered, widen
 from pipec.frontends.onnx.mini import MOST_ELEMENTS
 from pipec.frontends.onnx.refusals import Refused
 from pipec.frontends.onnx.values import Value, ints, torch_dtype, type_of

@@ -5,7 +5,7 @@ from torch import Tensor
 from torch.nn import functional as fn
 
 from pipec.frontends.onnx.context import Context, Result, lowering
-from pipec.frontends.onnx.lowerings.unsigned import narrow, widen
+from pipec.frontends.onnx.lowerings.casting import narrow, widen
 from pipec.frontends.onnx.refusals import Refused
 
 

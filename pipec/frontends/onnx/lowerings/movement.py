@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as fn
 
 from pipec.frontends.onnx.context import Context, Result, lowering, scalar
-from pipec.frontends.onnx.lowerings.unsigned import narrow, widen
+from pipec.frontends.onnx.lowerings.casting import narrow, widen
 from pipec.frontends.onnx.refusals import Refused
 from pipec.frontends.onnx.values import ints
 from pipec.graph.arrays import Array

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from pipec.frontends.onnx.context import Context, Result, lowering, scalar
+from pipec.frontends.onnx.lowerings.casting import is_wide_unsigned, narrow, to_ordered, widen
 from pipec.frontends.onnx.lowerings.movement import axes_of
-from pipec.frontends.onnx.lowerings.unsigned import is_wide_unsigned, narrow, to_ordered, widen
 from pipec.frontends.onnx.refusals import Refused
 from pipec.graph.arrays import Array
 

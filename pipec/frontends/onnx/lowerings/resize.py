@@ -7,7 +7,7 @@ import numpy as np
 from torch import Tensor
 
 from pipec.frontends.onnx.context import Context, Result, lowering
-from pipec.frontends.onnx.lowerings.unsigned import is_wide_unsigned
+from pipec.frontends.onnx.lowerings.casting import is_wide_unsigned
 from pipec.frontends.onnx.refusals import Refused
 from pipec.frontends.onnx.values import ints
 from pipec.graph.arrays import Array
