@@ -15,7 +15,7 @@ from functools import cached_property
 from benchmarks.hls_check.affine import Nest, Sum
 from benchmarks.hls_check.found import Access, base_name, plain_name
 from benchmarks.hls_check.ir import Instruction
-from benchmarks.hls_check.operators import MUX, RAM, STORE
+from benchmarks.hls_check.operators import MUX, RAM, STORE, is_power
 from benchmarks.hls_check.recurrence import ADDITIONS, Body
 from benchmarks.hls_check.schedule import ends_of
 from benchmarks.hls_check.source import Place
@@ -23,7 +23,7 @@ from benchmarks.hls_check.source import Place
 FLATTENED, MORE_FLATTENED = 1.9, 1.0
 """Nanoseconds in which the counter of the loop around is counted on, and that of each loop more."""
 PRODUCT = 2.7
-"""Nanoseconds of a product and a sum of an address, one for each dimension but the last."""
+"""Nanoseconds of a product and a sum of an address."""
 REMAINDER = 3
 """Cycles of a remainder beyond one for each of its bits, the last one not counted."""
 _LARGE = 1 << 20
@@ -257,9 +257,10 @@ class Circuit(Body):
         if i.op not in ADDITIONS:
             return super().time_in_stages(i)
         count, cycle = self._count_terms(i), self.delays.cycles(1)
-        last = i.name in self.registered and count > 0
-        levels = math.ceil(math.log2(count)) + 1 if last else math.ceil(math.log2(count + 1))
         quick = self._count_added(i) * self.is_quick(i)
+        full = count > 1 and not quick and is_power(str(count + 1))  # no place for the accumulator
+        last = full or (i.name in self.registered and count > 0)
+        levels = math.ceil(math.log2(count)) + 1 if last else math.ceil(math.log2(count + 1))
         slow = max(levels - quick, 0)
         cores = quick * self.delays.core("quick_fadd") + slow * self.delays.core("fadd")
         return cores + (quick + slow) * cycle
@@ -304,8 +305,24 @@ class Circuit(Body):
         """Nanoseconds until an address is there."""
         sums = [self.nest.sum_of(x) for x in a.index]
         level = max(map(self._level_of, sums), default=0)
-        address = self._flattened(level) + PRODUCT * sum(bool(x.terms) for x in sums[:-1])
+        address = self._flattened(level) + PRODUCT * self._count_products(a.array, sums)
         return max(address, self.delays.cycles(self._find_bank(a.array, sums)))
+
+    def _count_products(self, array: str, sums: Sequence[Sum]) -> int:
+        """Products of an address: one for each dimension but the last, none for rows of 2^n words.
+
+        In an array of one bank a sum is left for all of these together.
+        """
+        place, sizes = self._place(array), self._dims(array)
+        if array.partition("[")[0] in self.function.arguments:
+            sizes = place.shape
+        row, count, shifted = 1, 0, False
+        for dim in range(min(len(sums), len(sizes)), 1, -1):
+            kind, factor = place.banks.get(dim, ("", 1))
+            row *= 1 if kind == "complete" else math.ceil(sizes[dim - 1] / factor)
+            if sums[dim - 2].terms and row > 1:
+                count, shifted = count + (not is_power(str(row))), shifted or is_power(str(row))
+        return max(count, shifted and not place.banks)
 
     def _find_bank(self, array: str, sums: Sequence[Sum]) -> int:
         """Cycles of the remainder that is the bank of a word, where the divisor needs one.

@@ -11,6 +11,7 @@ from pipec.errors import BackendError
 
 _NO_CODE = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.DOTALL)
 """Comments and strings."""
+_ONCE = re.compile(r"for\s*\(\s*\w+ (\w+) = 0;\s*\1 < 1;")
 _FOR = re.compile(r"(?:\b(\w+)\s*:\s*)?\bfor\s*\(")
 _DEFINITION = re.compile(r"\b(struct|class|union|enum|namespace|extern)\b[^;(){]*\{|\b(\w+)\s*\(")
 _LINES_OF_TOOLS = re.compile(r"^[ \t]*#(?:[^\n]*\\\n)*[^\n]*", re.MULTILINE)
@@ -56,6 +57,7 @@ class SourceLoop:
         braces: Whether its body is in braces.
         outer: The loop around it.
         function: The function that it is in.
+        once: Whether it has one iteration, so that it is no loop to the tool.
     """
 
     label: str
@@ -65,6 +67,7 @@ class SourceLoop:
     braces: bool
     outer: "SourceLoop | None"
     function: str
+    once: bool = False
 
     def around(self) -> Iterator["SourceLoop"]:
         """The loops around it, the nearest first."""
@@ -88,6 +91,8 @@ class SourceLoop:
         for loop in (self, *self.around()):
             number = r"_\d+" if loop.label.startswith("VITIS_LOOP_") else ""
             match = re.search(rf"(?:^|_){re.escape(loop.label)}{number}$", rest)
+            if match is None and loop.once and levels:
+                continue  # a loop of one iteration is none to the tool
             if match is None:
                 break
             rest, levels = rest[: match.start()], levels + 1
@@ -186,7 +191,8 @@ def find_loops(text: str) -> list[SourceLoop]:
         label = m[1] or f"VITIS_LOOP_{text.count(chr(10), 0, begin) + 1}"
         function = next((f.name for f in functions if f.begin < begin < f.end), "")
         outer = around[-1] if around else None
-        found.append(SourceLoop(label, begin, body, end, braces, outer, function))
+        once = _ONCE.match(text, begin) is not None
+        found.append(SourceLoop(label, begin, body, end, braces, outer, function, once))
     return found
 
 
