@@ -10,8 +10,7 @@ from pipec.backends.onnx.files import Names, assign_names
 from pipec.compiler.job import StageFunction
 from pipec.compiler.sizes import check_sizes
 from pipec.errors import BackendError
-from pipec.frontends.base import Loaded
-from pipec.frontends.load import load_options
+from pipec.frontends.base import Loaded, LoadOptions
 from pipec.frontends.onnx.axes import find_axes, grow
 from pipec.frontends.onnx.evaluation import evaluate_file
 from pipec.frontends.onnx.frontend import Original
@@ -39,7 +38,7 @@ class Assembly:
 
     def __init__(self, plan: Plan) -> None:
         source = plan.graph.source
-        self._plan, self._options = plan, load_options(source)
+        self._plan, self._options = plan, LoadOptions.of(source)
         self._evaluation = evaluate_file(Path(source.location), self._options)
         if self._evaluation.model.digest() != source.sha256:
             raise BackendError("the ONNX file changed while it was compiled", got=source.location)

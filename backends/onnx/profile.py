@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from pipec.frontends.load import load_options
+from pipec.frontends.base import LoadOptions
 from pipec.frontends.onnx.evaluation import evaluate_file
 from pipec.frontends.onnx.frontend import session
 from pipec.graph.arrays import to_array
@@ -28,7 +28,7 @@ def profile(graph: Graph, inputs: Mapping[str, Tensor], runs: int) -> dict[str, 
     Raises:
         FrontendError: The file cannot be read, or onnxruntime refuses it.
     """
-    evaluation = evaluate_file(Path(graph.source.location), load_options(graph.source))
+    evaluation = evaluate_file(Path(graph.source.location), LoadOptions.of(graph.source))
     fed = {
         n: v if isinstance(v, np.ndarray) else to_array(inputs[n])
         for n, v in evaluation.inputs.items()

@@ -4,6 +4,7 @@ import math
 import os
 import tempfile
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from pipec.api.reading import Model, read_model
@@ -13,8 +14,8 @@ from pipec.cluster.cluster import Link
 from pipec.compiler.driver import emit
 from pipec.compiler.verify import VerifyReport, verify_artifacts
 from pipec.errors import PartitionError, PipecError, ScheduleError
-from pipec.frontends.base import Loaded
-from pipec.frontends.load import check_runnable, load_options, reload
+from pipec.frontends.base import Loaded, LoadOptions
+from pipec.frontends.load import check_runnable, reload
 from pipec.graph.ir import Source
 from pipec.partition.costgraph import CostGraph
 from pipec.partition.formats.workload import Workload, read_workload
@@ -180,4 +181,4 @@ def _reference(
                 want="a module beside them, since a path brings its own",
             )
         return reload(source, spec=None if model is None else os.fspath(model), trust=trust)
-    return read_model(model, inputs, loss, load_options(source, trust=trust))
+    return read_model(model, inputs, loss, replace(LoadOptions.of(source), trust=trust))

@@ -14,7 +14,7 @@ from onnx import NodeProto
 from pipec.cli.command import Command, refuse
 from pipec.compiler import export
 from pipec.errors import PartitionError
-from pipec.frontends.load import load_options
+from pipec.frontends.base import LoadOptions
 from pipec.frontends.onnx.evaluation import evaluate_file
 from pipec.graph.ir import Source, origin
 from pipec.plan.model import Plan
@@ -74,7 +74,7 @@ def _openvino(plan: Plan, _: Path) -> str:
 
 def _nodes(source: Source) -> list[NodeProto]:
     """The nodes of the file that a plan was made of, as origins count them."""
-    model = evaluate_file(Path(source.location), load_options(source)).model
+    model = evaluate_file(Path(source.location), LoadOptions.of(source)).model
     if model.digest() != source.sha256:
         raise PartitionError(
             "the ONNX file is not the one that was compiled",

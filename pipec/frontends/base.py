@@ -9,11 +9,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass, field, replace
 
+import msgspec
 import torch
 from torch import Tensor
 
 from pipec.compiler.loaded import Loaded
 from pipec.errors import FrontendError
+from pipec.graph.ir import Source
 from pipec.graph.tensor_type import has_data
 from pipec.user_module import user_code
 
@@ -64,6 +66,26 @@ class LoadOptions:
         if self.autocast not in ("", *AUTOCAST):
             want = " or ".join(AUTOCAST)
             raise FrontendError("autocast knows no such dtype", got=self.autocast, want=want)
+
+    @classmethod
+    def of(cls, source: Source) -> "LoadOptions":
+        """Those with which the model of a plan was read, as `record` wrote them.
+
+        Raises:
+            FrontendError: The record is malformed.
+        """
+        try:
+            return msgspec.convert(source.options, cls)
+        except msgspec.ValidationError as error:
+            raise FrontendError("the plan's source options are malformed", got=error) from error
+
+    def record(self, **more: object) -> dict[str, object]:
+        """What the source of a graph remembers, as JSON has it: what is not as by default."""
+        given: dict[str, object] = msgspec.json.decode(msgspec.json.encode(self))
+        for name in ("trust", "scored"):  # of one run, not of the model
+            del given[name]
+        usual = msgspec.json.decode(msgspec.json.encode(LoadOptions()))
+        return {name: v for name, v in given.items() if v != usual[name]} | more
 
     @property
     def with_loss(self) -> bool:

@@ -1,8 +1,7 @@
 """Reading a model: whatever front end accepts it; the model of a plan again, and no other."""
 
-from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from pipec import registry
 from pipec.compiler.backend import load_backend
@@ -101,7 +100,7 @@ def reload(source: Source, *, spec: str | None = None, trust: bool = False) -> L
             hint="give its place: --model path/file.py:factory; verify(plan, model, inputs)",
         )
     where = spec or source.location
-    loaded = load(where, load_options(source, trust=trust))
+    loaded = load(where, replace(LoadOptions.of(source), trust=trust))
     found = loaded.graph.source.sha256
     if source.sha256 and found != source.sha256:
         raise FrontendError(
@@ -132,27 +131,3 @@ def bring_modules(plan: Plan, spec: str | None = None, *, trust: bool = False) -
             got="another class, or other shapes",
             hint="compile it again",
         )
-
-
-def load_options(source: Source, *, trust: bool = False) -> LoadOptions:
-    """The options of the front end when the plan was made.
-
-    Raises:
-        FrontendError: The record is malformed.
-    """
-    used: Mapping[str, Any] = source.options
-    try:
-        return LoadOptions(
-            shapes={str(k): tuple(map(int, v)) for k, v in used.get("shapes", {}).items()},
-            bind={str(k): tuple(v) for k, v in used.get("bind", {}).items()},
-            training=bool(used.get("training", False)),
-            trust=trust,
-            seed=int(used.get("seed", 0)),
-            loss=str(used.get("loss", "")),
-            autocast=str(used.get("autocast", "")),
-            open=bool(used.get("open", False)),
-            paired=bool(used.get("paired", False)),
-            eager=tuple(map(str, used.get("eager", ()))),
-        )
-    except (AttributeError, TypeError, ValueError) as error:
-        raise FrontendError("the plan's source options are malformed", got=used) from error

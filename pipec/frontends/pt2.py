@@ -75,14 +75,7 @@ class Pt2Frontend(Frontend):
         with quiet(), user_code(f"{spec} cannot be read", "is it whole, and of this torch?"):
             program = torch.export.load(path)
         _trusted.add(digest := sha256_of(path))
-        return _load(program, options, Source("pt2", spec, digest, _record_options(options)))
-
-
-def _record_options(options: LoadOptions) -> dict[str, object]:
-    used: dict[str, object] = {"training": options.training, "seed": options.seed}
-    if options.shapes:
-        used["shapes"] = {name: list(shape) for name, shape in sorted(options.shapes.items())}
-    return used
+        return _load(program, options, Source("pt2", spec, digest, {}))
 
 
 def _load(program: ExportedProgram, options: LoadOptions, source: Source) -> Loaded:
@@ -90,7 +83,7 @@ def _load(program: ExportedProgram, options: LoadOptions, source: Source) -> Loa
     axes = Axes()
     if options.open and not options.training:
         axes = find_axes(program, inputs)
-        source = replace(source, options={**source.options, **({"open": True} if axes else {})})
+    source = replace(source, options=replace(options, open=bool(axes)).record())
     outputs = list(_name_outputs(program))
     loss = None
     if options.with_loss:

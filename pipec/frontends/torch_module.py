@@ -104,16 +104,9 @@ def _load(made: FactoryResult, options: LoadOptions, kind: str, location: str) -
         loss = replace(loss, fn=_FunctionModule(loss.fn))
     flat = Flat(module, call, loss, autocast=options.autocast)
     eager = _eager(flat, options)
-    used = {
-        "seed": options.seed,
-        "training": options.training,
-        "shapes": {k: list(v) for k, v in options.shapes.items()},
-        "loss": options.loss,
-        "call": call.record,
-        "target": write_value(loss.target, iter(loss.inputs)) if loss else None,
-        **({"autocast": options.autocast} if options.autocast else {}),
-        **({"eager": eager} if eager else {}),
-    }
+    own = replace(options, eager=tuple(eager), open=False, paired=False)
+    target = write_value(loss.target, iter(loss.inputs)) if loss else None
+    used = own.record(call=call.record, target=target)
     source = Source(kind, location, weights_digest(dict(flat.state_dict())), used)
     with mode(module, training=bool(options.training)):
         graph = trace(

@@ -18,7 +18,7 @@ from pipec.compiler.same_model import check_parameters, check_same_model
 from pipec.errors import PlanError
 from pipec.frontends.base import LoadOptions
 from pipec.frontends.leaves import read_back
-from pipec.frontends.load import load, load_options
+from pipec.frontends.load import load
 from pipec.frontends.pt2 import was_trusted
 from pipec.frontends.torch_module import from_module
 from pipec.graph.eager import EAGER
@@ -54,7 +54,7 @@ def tracer(plan: Plan, model: nn.Module | None, loss: Callable[..., object] | No
             PlanError: The plan does not say where the model is.
             FrontendError: It cannot be traced so.
         """
-        recorded = load_options(source)
+        recorded = LoadOptions.of(source)
         options = replace(options, autocast=recorded.autocast, eager=recorded.eager)
         if model is not None:
             known = {"call": {n: ["tensor", n] for n in inputs}, "target": None, **source.options}

@@ -57,7 +57,7 @@ class OnnxFrontend(Frontend):
         options = replace(options, open=bool(axes))
         if growth.computed:
             evaluation = evaluate_model(evaluation.model.written, options, growth.computed)
-        source = source_of(evaluation.model, options)
+        source = _source_of(evaluation.model, options)
         traced = {n: v for n, v in evaluation.inputs.items() if isinstance(v, Tensor)}
         original = Original(evaluation.model.written, evaluation.inputs)
         if loss:
@@ -72,26 +72,15 @@ class OnnxFrontend(Frontend):
         def resize(shapes: Mapping[str, tuple[int, ...]]) -> Graph:
             changed = replace(options, shapes={**options.shapes, **shapes})
             other = evaluate_model(evaluation.model.written, changed, growth.computed)
-            return graph_of(other, source_of(other.model, changed))
+            return graph_of(other, _source_of(other.model, changed))
 
         return Loaded(
             graph, traced, original, inner=inner, axes=axes, resized=resize, draws_apart=True
         )
 
 
-def source_of(model: ModelFile, options: LoadOptions) -> Source:
-    """What a graph of the model says about where it came from."""
-    used: dict[str, object] = {}
-    if options.shapes:
-        used["shapes"] = {name: list(shape) for name, shape in sorted(options.shapes.items())}
-    if options.bind:
-        used["bind"] = {name: list(values) for name, values in sorted(options.bind.items())}
-    if options.training:
-        used["training"] = True
-    if options.loss:
-        used["loss"] = options.loss
-    used |= {name: True for name in ("open", "paired") if getattr(options, name)}
-    return Source("onnx", str(model.path or ""), model.digest(), used)
+def _source_of(model: ModelFile, options: LoadOptions) -> Source:
+    return Source("onnx", str(model.path or ""), model.digest(), options.record())
 
 
 class _TupleLoss(nn.Module):
