@@ -24,12 +24,7 @@ _QUOTED = frozenset('"\\\n\r')
 
 
 class _FlatStage(nn.Module):
-    """A stage graph as a module: weights under their original names, inputs as arguments by name.
-
-    Args:
-        graph: The stage without communication nodes.
-        named: Whether it yields its outputs by name, and not as a tuple in the order of the graph.
-    """
+    """A stage graph as a module of inputs by name; outputs by name if ``named``, else in order."""
 
     def __init__(self, graph: Graph, *, named: bool, sized: Sequence[SizedArgument] = ()) -> None:
         super().__init__()
@@ -107,9 +102,7 @@ class OpenStage:
 def export_stage(stage: OpenStage, *, named: bool = False) -> torch.export.ExportedProgram:
     """Trace a pure stage graph again, as a program of its own.
 
-    Args:
-        stage: The stage.
-        named: Whether it yields a dictionary, by the names that outputs have in the plan.
+    It yields a dictionary by the plan's names of outputs if ``named``.
 
     Raises:
         BackendError: A dimension that is open here is not so in torch's eyes; or a weight's name is

@@ -158,14 +158,6 @@ def verify_artifacts(
 ) -> VerifyReport:
     """Load a plan and its stages from a directory and verify them; see `verify_stages`.
 
-    Args:
-        directory: The output of a compilation.
-        reference: The model, read from its source.
-        seed: Seed of the inputs.
-        tolerance: Largest relative error; the backend's by default.
-        allowed: Op namespaces beyond pipec's own that the plan may use.
-        progress: Called with what is being done.
-
     Raises:
         PlanError: A file was changed, or the plan was made of another model.
         BackendError: A stage cannot be loaded.

@@ -74,12 +74,6 @@ class Rival:
 def judge(layout: str, maker: Maker, exploration: Exploration, chosen: Plan) -> Rival:
     """Makes plans of a layout at every microbatch that fits it; the fastest.
 
-    Args:
-        layout: A layout (`pipec.compiler.layers`), or the path of a schedule as torch writes it.
-        maker: The exploration's maker of plans.
-        exploration: Says what the batch is.
-        chosen: The plan that the exploration chose.
-
     Raises:
         PipecError: It cannot be read, does not suit the model or the cluster, or deadlocks.
     """

@@ -32,14 +32,7 @@ def cache_directory() -> Path:
 
 
 def content_key(maker: Maker, candidates: Sequence[Candidate], batch: int, **more: bool) -> str:
-    """Digest of graph, costs, cluster, candidates, batch, target, options and pipec's own code.
-
-    Args:
-        maker: Makes plans.
-        candidates: What is tried.
-        batch: Samples of one step.
-        more: What is tried besides (`pipec.explore.explore.explore`).
-    """
+    """Digest of graph, costs, cluster, candidates, batch, target, options and pipec's own code."""
     base = maker.cost_model(maker.traced_batch)
     assert base.costs is not None
     content = {

@@ -20,11 +20,6 @@ def with_copies(
 ) -> tuple[Graph, dict[str, int]]:
     """The graph in which the nodes of a group read copies of their own of some nodes.
 
-    Args:
-        graph: What is copied from.
-        group: Group of every call node.
-        again: Group to the nodes of other groups that it computes for itself.
-
     Returns:
         The graph, without originals that nothing reads any more; and the group of every call.
     """

@@ -138,13 +138,7 @@ def lower(stage: Graph) -> Lowered:
 
 
 def with_transfers(compute: Part, receives: Sequence[End], sends: Sequence[End]) -> Part:
-    """Put communication nodes into a part of a model: receives first, sends last.
-
-    Args:
-        compute: With inputs and outputs of kind ``VALUE``.
-        receives: What arrives, instead of such inputs; or only to be passed on.
-        sends: What leaves, instead of such outputs.
-    """
+    """Put communication nodes into a part of a model: receives first, sends last."""
     brought, sent = {node.name for _, node in receives}, {node.name for _, node in sends}
     first = [transfer(RECV, node, channel) for channel, node in receives]
     last = [transfer(SEND, node, channel) for channel, node in sends]

@@ -35,11 +35,6 @@ Trace = Callable[[Mapping[str, torch.Tensor], LoadOptions], Graph]
 def tracer(plan: Plan, model: nn.Module | None, loss: Callable[..., object] | None) -> Trace:
     """What traces the plan's model again on other inputs.
 
-    Args:
-        plan: The plan.
-        model: Its module, if it was made of one in memory.
-        loss: Its loss, if the module does not compute it: of the outputs and the target.
-
     Raises:
         PlanError: The module has not the parameters of the plan.
     """

@@ -15,11 +15,7 @@ from pipec.runtime.waiting import waiting_for
 
 
 def exchange(value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
-    """What every rank has given, by rank; all ranks must call.
-
-    Args:
-        value: Anything that JSON can hold.
-        group: Group of all ranks, with a timeout of its own.
+    """What every rank has given, of what JSON can hold, by rank; all ranks must call.
 
     Raises:
         BackendError: Another rank did not answer.

@@ -98,16 +98,9 @@ _PREFIX, _PART = "round-", ".part"
 
 
 class Checkpoints:
-    """Saves and finds checkpoints of the executors in this process.
+    """Saves and finds checkpoints of the executors here: of all devices, or of one rank each.
 
     What cannot be written, or read, is reported in a line; training goes on.
-
-    Args:
-        directory: Where they are; it is made if it is not there.
-        executors: One in each process of a group, or all of a plan in one process.
-        keep: Number of complete ones to keep.
-        timeout: How long to wait for another rank.
-        tell: Takes the lines, on the first rank.
 
     Attributes:
         failed: Whether the last one could not be written.

@@ -50,17 +50,7 @@ _K = ActionKind
 
 
 class Executor:
-    """Runs one device's row.
-
-    Args:
-        program: The plan.
-        device: The device.
-        transport: Moves tensors to and from other devices.
-        batch: The data.
-        settings: Optimizer and so on.
-        weights: Where the initial weights come from, by name.
-        compute: Where it computes; the CPU if absent.
-        borrows: Whether ``weights`` are used as they are, where they lie, and not copied.
+    """Runs one device's row; weights that it ``borrows`` are used where they lie, and not copied.
 
     Raises:
         PlanError: A weight has another shape or dtype than the model's.

@@ -48,13 +48,9 @@ def insert_steps(schedule: Schedule, joint: tuple[tuple[int, ...], ...] = ()) ->
 
 
 def insert_reduce(schedule: Schedule, *, overlap: bool = True) -> Schedule:
-    """Add a ``REDUCE_GRAD`` per update to every stage that has replicas.
+    """Add a ``REDUCE_GRAD`` per update, blocking compute or not, to every stage that has replicas.
 
     Run it before `insert_steps`, so that it stands before the step.
-
-    Args:
-        schedule: Without steps and reductions.
-        overlap: Whether it runs beside compute (its own lane) or blocks it.
 
     Raises:
         ScheduleError: Reductions or steps are there already, or the schedule does not train.
