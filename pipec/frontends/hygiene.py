@@ -204,7 +204,8 @@ class _Copy:
                 got=n.target,
             )
         _refuse_unsayable(n, module_origin(n, self.naming.prefix))
-        if (n.target in self.identity and _same(n, n.args[0])) or _is_detached_twice(n):
+        twice = n.target is _aten.detach.default and n.all_input_nodes[0].target is n.target
+        if twice or (n.target in self.identity and _same(n, n.args[0])):
             self.env[n] = self.env[n.args[0]]  # type: ignore[index]
             return
         known = self.naming.origin(n) if self.naming.origin is not None else None
@@ -286,20 +287,13 @@ def _find_needed(nodes: Sequence[fx.Node]) -> set[fx.Node]:
         if n.target in _DROPPED:
             continue
         draws = isinstance(n.target, OpOverload) and (
-            torch.Tag.nondeterministic_seeded in n.target.tags and not _is_deterministic(n)
+            torch.Tag.nondeterministic_seeded in n.target.tags
+            and n.kwargs.get("dropout_p", 1.0) != 0.0
         )
         if n in needed or draws:
             needed.add(n)
             needed.update(n.all_input_nodes)
     return needed
-
-
-def _is_deterministic(n: fx.Node) -> bool:
-    return bool(n.kwargs.get("dropout_p", 1.0) == 0.0)
-
-
-def _is_detached_twice(n: fx.Node) -> bool:
-    return n.target is _aten.detach.default and n.all_input_nodes[0].target is n.target
 
 
 def _same(n: fx.Node, source: object) -> bool:

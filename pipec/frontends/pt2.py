@@ -212,7 +212,9 @@ def example_inputs(program: ExportedProgram, options: LoadOptions) -> dict[str, 
     else:
         types = {n.name: n.meta["val"] for n in program.graph.nodes if n.op == "placeholder"}
         found = {
-            n: random_like(torch.zeros(1, dtype=types[n].dtype), _take_hints(s), options.seed)
+            n: random_like(
+                torch.zeros(1, dtype=types[n].dtype), tuple(_size(k, {}) for k in s), options.seed
+            )
             for n, s in shapes.items()
         }
     sized = LoadOptions(shapes=_follow_shapes(program, shapes, options), seed=options.seed)
@@ -239,11 +241,6 @@ def _shapes(program: ExportedProgram) -> dict[str, Shape]:
         for s in specs
         if s.kind is export.InputKind.USER_INPUT and isinstance(s.arg, export.TensorArgument)
     }
-
-
-def _take_hints(shape: Shape) -> tuple[int, ...]:
-    """A shape as it was when the program was exported."""
-    return tuple(size if isinstance(size, int) else int(size.node.hint) for size in shape)
 
 
 def _follow_shapes(

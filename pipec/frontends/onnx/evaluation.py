@@ -126,7 +126,8 @@ class _Run:
         recorder = Recorder()
         weights = Weights(lambda name, t: recorder.add_input(name, self._fake_of(t)))
         self.result = Evaluation(model, inputs, weights, recorder)
-        small = {n for n, v in inputs.items() if isinstance(v, Tensor) and _is_small(v)}
+        traced = {n: v for n, v in inputs.items() if isinstance(v, Tensor)}
+        small = {n for n, v in traced.items() if v.dim() <= 1 and v.numel() <= _SMALL}
         trainable = {n for n in model.initializers if n not in pinned and is_weight(model, n)}
         self.trainable = trainable
         self.interpreter = Interpreter(
@@ -251,10 +252,6 @@ def describe(node: NodeProto, index: int) -> str:
     """A node in the user's words: ``Conv conv1 (node 3)``."""
     op = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
     return f"{op} {node.name} (node {index})" if node.name else f"{op} (node {index})"
-
-
-def _is_small(value: Tensor) -> bool:
-    return value.dim() <= 1 and value.numel() <= _SMALL
 
 
 def _type_text(value: Value) -> str:

@@ -7,7 +7,7 @@ None; neither ever reaches the graph.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import onnx
@@ -124,10 +124,6 @@ def array_of(value: Value) -> Array:
         return value
     if isinstance(value, Tensor):
         raise NeedKnown(value)
-    return _not_a_tensor(value)
-
-
-def _not_a_tensor(value: Value) -> NoReturn:
     kind = "a sequence" if isinstance(value, list) else "an absent value"
     raise Refused(f"{kind} where a tensor is wanted")
 

@@ -9,7 +9,6 @@ from pipec.graph.finding import Finding
 from pipec.graph.ir import nbytes
 from pipec.plan.rules.parts import Parts, PlanRule
 from pipec.schedule.channels import ChannelKind
-from pipec.schedule.schedule import Placement
 from pipec.simulate.verify import findings as broken
 
 
@@ -120,14 +119,11 @@ def _schedule_fits_stages(parts: Parts) -> Iterator[Finding]:
         return
     if schedule.stages != len(plan.stages):
         yield Finding("schedule", f"{schedule.stages} stages", len(plan.stages))
-    if plan.placement is not None and not _same_place(schedule.placement, plan.placement):
-        yield Finding("schedule", schedule.placement, f"as planned: {plan.placement}")
+    got, want = schedule.placement, plan.placement
+    if want is not None and got != want and (got.backward or got.forward != want.forward):
+        yield Finding("schedule", got, f"as planned: {want}")
     if schedule.training and not plan.trains:
         yield Finding("schedule", "backward actions", "none: the model has no loss")
-
-
-def _same_place(got: Placement, want: Placement) -> bool:
-    return got == want or (not got.backward and got.forward == want.forward)
 
 
 def _schedule_carries_channels(parts: Parts) -> Iterator[Finding]:

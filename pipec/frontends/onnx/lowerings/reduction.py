@@ -1,5 +1,6 @@
 """Reductions over axes, extremal positions, running sums."""
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -15,18 +16,13 @@ Axes = tuple[int, ...]
 Reduction = Callable[[Tensor, Axes, bool], Tensor]
 
 
-def _lowest(x: Tensor) -> float:
-    return float("-inf") if x.is_floating_point() else torch.iinfo(x.dtype).min
-
-
-def _highest(x: Tensor) -> float:
-    return float("inf") if x.is_floating_point() else torch.iinfo(x.dtype).max
-
-
 def _extreme(x: Tensor, axes: Axes, keep: bool, largest: bool) -> Tensor:
     if any(x.shape[a] == 0 for a in axes):
         shape = [1 if a in axes else n for a, n in enumerate(x.shape)]
-        empty = x.new_full(shape, _lowest(x) if largest else _highest(x))
+        ends = (-math.inf, math.inf)
+        if not x.is_floating_point():
+            ends = torch.iinfo(x.dtype).min, torch.iinfo(x.dtype).max
+        empty = x.new_full(shape, ends[not largest])
         return empty if keep else empty.squeeze(axes)
     return (torch.amax if largest else torch.amin)(x, axes, keep)
 
