@@ -64,7 +64,7 @@ def command(file: Path, **given: Any) -> None:
         )
     if not 0 <= given["latency"] < math.inf:
         raise PartitionError("no such latency", got=given["latency"], want="seconds, 0 or more")
-    workload = _read_workload(file)
+    workload = _read_workload(file, replicated=given["planner"] == "pipedream")
     _refuse_unused(workload, given)
     if given["planner"] == "pipedream":
         _plan_replicas(workload, given)
@@ -78,11 +78,11 @@ def command(file: Path, **given: Any) -> None:
         _table(workload.graph, targets, cut, seconds)
 
 
-def _read_workload(file: Path) -> "Workload":
+def _read_workload(file: Path, *, replicated: bool) -> "Workload":
     if file.name == "plan.json" or (file / "plan.json").exists():
         from pipec.cli.plan_workload import plan_workload
 
-        return plan_workload(file)
+        return plan_workload(file, replicated=replicated)
     from pipec.partition.formats.workload import read_workload
 
     return read_workload(file)
@@ -97,6 +97,8 @@ def _refuse_unused(workload: "Workload", given: dict[str, Any]) -> None:
     refuse({"devices"}, "not beside --workers", unless=not given["workers"])
     priced = ("bandwidth", "latency", "overlap")
     refuse(priced, "only for values in bytes", unless=not workload.priced)
+    known = workload.links and not given["bandwidth"]
+    refuse({"latency"}, "only with --bandwidth: the plan has links of its own", unless=not known)
 
 
 def _links(workload: "Workload", devices: int, given: dict[str, Any]) -> "Link | list[Link] | None":
@@ -127,16 +129,19 @@ def _plan_replicas(workload: "Workload", given: dict[str, Any]) -> None:
             got="a workload with transfer seconds",
             want="a PipeDream profile",
         )
-    workers: tuple[int, ...] = given["workers"] or (given["devices"] or 0,)
-    rates = given["bandwidth"] or (1e9,) * len(workers)
+    count = len(workload.devices()) if given["devices"] is None else given["devices"]
+    workers: tuple[int, ...] = given["workers"] or (count,)
+    devices, rates = _for_replicas(workload, workers)
+    rates = given["bandwidth"] or rates
     if len(rates) != len(workers):
         raise PartitionError(
             "every level needs its number of workers and its bandwidth",
-            got=f"{len(workers)} --workers, {len(rates)} --bandwidth",
+            got=f"{len(workers)} --workers, {len(given['bandwidth'])} --bandwidth",
         )
     levels = [Level(count, rate) for count, rate in zip(workers, rates, strict=True)]
     began = perf_counter()
-    limit = float("inf") if given["memory"] is None else given["memory"]
+    limit = min((d.memory_bytes for d in devices), default=math.inf)
+    limit = limit if given["memory"] is None else given["memory"]
     plan = plan_replicated(workload.graph, levels, memory_bytes=limit)
     seconds = perf_counter() - began
     facts = {
@@ -158,6 +163,18 @@ def _plan_replicas(workload: "Workload", given: dict[str, Any]) -> None:
     click.echo(f"slowest        {plan.seconds:.6g} s per minibatch")
     click.echo(f"optimal over   {'all cuts' if plan.exact else 'the cuts of two orders'}")
     click.echo(f"time           {seconds:.4f} s")
+
+
+def _for_replicas(
+    workload: "Workload", workers: tuple[int, ...]
+) -> "tuple[list[Device], tuple[float, ...]]":
+    """Devices, and bytes per second of every level where the command line says none."""
+    if not workload.links:
+        return workload.devices(math.prod(workers)), (1e9,) * len(workers)
+    from pipec.cli.plan_workload import PlanWorkload
+
+    assert isinstance(workload, PlanWorkload)
+    return workload.replicas(workers)
 
 
 def _stage_lines(graph: "CostGraph", stages: "tuple[ReplicatedStage, ...]", depth: int) -> None:

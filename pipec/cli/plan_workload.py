@@ -1,10 +1,12 @@
 """A saved plan as a cost graph for ``pipec partition``."""
 
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 
 from pipec.cluster.cluster import Cluster
-from pipec.compiler.problem import build_problem, chain_of
+from pipec.compiler.problem import TRAINING_COPIES, build_problem, chain_of
+from pipec.compiler.replicate import check_alike, flat_rate
 from pipec.errors import PartitionError
 from pipec.partition.devices import Device
 from pipec.partition.formats.workload import Workload
@@ -36,9 +38,20 @@ class PlanWorkload(Workload):
             )
         return chain_of(self.cluster, count)[0]
 
+    def replicas(self, workers: tuple[int, ...]) -> tuple[list[Device], tuple[float, ...]]:
+        """The rate is that of the slowest link; of several levels a user names the rates.
 
-def plan_workload(path: Path) -> PlanWorkload:
-    """The cost graph of a saved plan.
+        Raises:
+            PartitionError: The devices are too few, or of several kinds.
+        """
+        count = prod(workers)
+        devices = self.devices(count)
+        check_alike(self.cluster, count)
+        return devices, (flat_rate(self.cluster, count),) if len(workers) == 1 else ()
+
+
+def plan_workload(path: Path, *, replicated: bool = False) -> PlanWorkload:
+    """The cost graph of a saved plan, for replicas with weights counted once.
 
     Raises:
         PlanError: The plan is damaged.
@@ -48,6 +61,7 @@ def plan_workload(path: Path) -> PlanWorkload:
     plan = load_plan(directory, check_weights=False)
     if plan.costs is None:
         raise PartitionError("the plan has no costs", where=directory)
-    problem = build_problem(plan.graph, plan.costs)
+    copies = 1.0 if replicated else TRAINING_COPIES
+    problem = build_problem(plan.graph, plan.costs, copies=copies)
     _, links = chain_of(plan.cluster, plan.cluster.size)
     return PlanWorkload(problem, priced=False, links=tuple(links), cluster=plan.cluster)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import combinations, pairwise
 from math import prod
 
-from pipec.cluster.cluster import slowest_link
+from pipec.cluster.cluster import Cluster, slowest_link
 from pipec.compiler.problem import build_problem
 from pipec.errors import PartitionError, ScheduleError
 from pipec.options import format_options, parse_one
@@ -46,16 +46,8 @@ def choose_replicas(plan: Plan) -> list[int]:
     """
     cluster, costs = plan.cluster, plan.costs
     assert costs is not None
-    kinds = {d.kind for d in cluster.devices}
-    if len(kinds) > 1:
-        raise PartitionError(
-            "replicas are chosen for devices of one kind",
-            got=str(cluster),
-            hint="name them: pipedream{replicas=3,1}",
-        )
-    pairs = combinations(range(cluster.size), 2) if cluster.links else pairwise(range(cluster.size))
-    links = [cluster.link(a, b) for a, b in pairs]
-    rate = slowest_link(links).bytes_per_second if links else 1.0
+    check_alike(cluster, cluster.size)
+    rate = flat_rate(cluster, cluster.size)
     problem = build_problem(plan.graph, costs, copies=1.0)
     memory = min(d.memory_bytes for d in cluster.devices)
     flat = plan_replicated(problem, [Level(cluster.size, rate)], memory_bytes=memory)
@@ -70,6 +62,27 @@ def choose_replicas(plan: Plan) -> list[int]:
         return found
     deep = _in_a_row(nested.stages)
     return deep if deep and nested.seconds < flat.seconds else found
+
+
+def check_alike(cluster: Cluster, count: int) -> None:
+    """Replicas are chosen for devices of one kind.
+
+    Raises:
+        PartitionError: The first ``count`` are of several.
+    """
+    if len({d.kind for d in cluster.devices[:count]}) > 1:
+        raise PartitionError(
+            "replicas are chosen for devices of one kind",
+            got=str(cluster),
+            hint="name them: pipedream{replicas=3,1}",
+        )
+
+
+def flat_rate(cluster: Cluster, count: int) -> float:
+    """Bytes per second of the slowest link among the first ``count`` devices."""
+    pairs = combinations(range(count), 2) if cluster.links else pairwise(range(count))
+    links = [cluster.link(a, b) for a, b in pairs]
+    return slowest_link(links).bytes_per_second if links else 1.0
 
 
 def _in_a_row(stages: Sequence[ReplicatedStage], copies: int = 1) -> list[int]:

@@ -23,3 +23,49 @@ def test_more_devices_than_the_plan_has(pipec: Pipec, model: Path, tmp_path: Pat
     outcome = pipec("partition", out, "--devices", "5")
     assert outcome.code == 1
     assert "at most 2 devices" in outcome.err
+
+
+def test_replicas_of_a_plan_take_its_devices_and_links(
+    pipec: Pipec, model: Path, tmp_path: Path
+) -> None:
+    """A boundary takes twice the bytes over the slowest link: no default link stands for it."""
+    slow, out = tmp_path / "slow.toml", tmp_path / "out"
+    link = '[[link]]\nbetween = [0, 1]\nbandwidth = "10 kB/s"\n'
+    slow.write_text(f'[[device]]\nkind = "v100"\ncount = 2\nmemory = "1 GB"\n{link}')
+    assert pipec("compile", model, "--cluster", slow, "-o", out).code == 0
+    command = ("partition", out, "--planner", "pipedream")
+    itself, named = (
+        json.loads(pipec(*command, *more, "--json").out)
+        for more in ((), ("--devices", "2", "--bandwidth", "1e4"))
+    )
+    assert itself["max_load"] == named["max_load"]
+    assert itself["configuration"] == named["configuration"]
+    assert "at most 2 devices" in pipec(*command, "--devices", "9").err
+    bare = pipec(*command, "--workers", "2", "--workers", "1")
+    assert "2 --workers, 0 --bandwidth" in bare.err
+    alone = pipec("partition", out, "--latency", "1")
+    assert alone.code == 2
+    assert "--latency: only with --bandwidth" in alone.err
+
+
+def test_replicas_of_a_plan_run_on_one_kind(pipec: Pipec, model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    command = ("partition", out, "--planner", "pipedream")
+    assert pipec("compile", model, "--devices", "h100,v100", "-o", out).code == 0
+    for more in ((), ("--bandwidth", "1e9"), ("--workers", "2")):
+        unlike = pipec(*command, *more)
+        assert unlike.code == 1
+        assert "devices of one kind" in unlike.err
+    assert pipec(*command, "--devices", "1").code == 0
+
+
+def test_replicas_keep_the_memory_of_a_plan(pipec: Pipec, model: Path, tmp_path: Path) -> None:
+    """The plan's own limit counts as one that is named does: both refuse, or both find the same."""
+    out, limit = tmp_path / "out", tmp_path / "small.toml"
+    limit.write_text('[[device]]\nkind = "v100"\ncount = 4\nmemory = "900 B"\n')
+    assert pipec("compile", model, "--cluster", limit, "-o", out).code == 0
+    command = ("partition", out, "--planner", "pipedream", "--workers")
+    few, named = pipec(*command, "1"), pipec(*command, "1", "--memory", "900")
+    assert few.code == named.code == 1
+    assert few.err == named.err
+    assert "900" in few.err
