@@ -5,6 +5,7 @@ import doctest
 import io
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import pipec
-from pipec.cli.main import cli
+from pipec.cli.main import cli, main
 from tests.scripts import load_script
 
 ROOT = Path(__file__).parent.parent
@@ -51,27 +52,48 @@ def test_blocks_run_and_print_what_the_page_says(
         elif language == "text" and printed and not text[end : block.start()].strip():
             compare(code, printed)
         elif language == "console":
-            run_commands(code)
+            alone = page.name in ("README.md", "first_plan.md")  # whose ranks are processes
+            run_commands(code, monkeypatch, alone=alone)
         end = block.end()
 
 
-def run_commands(block: str) -> None:
-    """Run each line behind a dollar; what it prints stands below it, `...` for any text."""
-    environment = {**os.environ, "COLUMNS": "80", "OMP_NUM_THREADS": "1"}
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+def run_commands(block: str, monkeypatch: pytest.MonkeyPatch, *, alone: bool) -> None:
+    """Run each line behind a dollar; what it prints stands below it, `...` for any text.
+
+    Unless `alone`, `pipec` runs in this process: loading torch takes seconds.
+    """
+    environment = {"COLUMNS": "80", "OMP_NUM_THREADS": "1"}
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
     for part in block.removeprefix("$ ").split("\n$ "):
         command, _, want = part.partition("\n")
-        run = subprocess.run(
-            command,
-            shell=True,
-            capture_output=True,
-            text=True,
-            check=False,
-            env={**environment, "PATH": path},
-        )
-        assert run.returncode == 0, f"{command}: {run.stderr}"
+        words = shlex.split(command)
+        if words[0] == "pipec" and not alone:
+            got = run_here(words, monkeypatch)
+        else:
+            got = run_alone(command)
         if want.strip():
-            compare(want, run.stdout)
+            compare(want, got)
+
+
+def run_here(words: list[str], monkeypatch: pytest.MonkeyPatch) -> str:
+    out, err = io.StringIO(), io.StringIO()
+    monkeypatch.setattr(sys, "argv", words)
+    told = contextlib.redirect_stdout(out), contextlib.redirect_stderr(err)
+    with told[0], told[1], pytest.raises(SystemExit) as ended:
+        main()
+    assert not ended.value.code, f"{words}: {err.getvalue()}"
+    return out.getvalue()
+
+
+def run_alone(command: str) -> str:
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = os.environ | {"PATH": path}
+    run = subprocess.run(
+        command, shell=True, capture_output=True, text=True, check=False, env=environment
+    )
+    assert run.returncode == 0, f"{command}: {run.stderr}"
+    return run.stdout
 
 
 def compare(want: str, got: str) -> None:
