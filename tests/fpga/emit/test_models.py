@@ -3,7 +3,6 @@
 import random
 import subprocess
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -61,20 +60,11 @@ def timed(design: StageDesign, directory: Path) -> TimedCheck | str:
     return compare_timing(design.name, simulate_stage(design, FRAMES, call=True), found, FRAMES)
 
 
-@pytest.fixture(scope="module")
-def networks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, TimedCheck | str]:
-    folder = tmp_path_factory.mktemp("networks")
-    designs = {name: emitted(name, folder / name) for name in MODELS}
-    with ThreadPoolExecutor(max_workers=2) as pool:
-        found = pool.map(lambda name: timed(designs[name], folder / name), designs)
-        return dict(zip(designs, found, strict=True))
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_agrees_with_torch_and_with_the_simulator_on_every_handshake(
-    networks: dict[str, TimedCheck | str], name: str
+    tmp_path: Path, name: str
 ) -> None:
-    found = networks[name]
+    found = timed(emitted(name, tmp_path), tmp_path)
     assert isinstance(found, TimedCheck), found
     assert found.differing == ()
     assert found.handshakes > 1_000

@@ -47,13 +47,22 @@ def bench_of(case: Case) -> Bench:
     return Bench(case.name, case.make(), 2, case.style)
 
 
+class Runs(dict[str, Observed]):
+    """What benches saw; each runs when a test of this worker asks for it first."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __missing__(self, name: str) -> Observed:
+        folder = self.folder / name
+        folder.mkdir()
+        self |= run_benches([bench_of(CASES[name])], folder, Simulator.ICARUS, values=True)
+        return self[name]
+
+
 @pytest.fixture(scope="module")
-def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Observed]:
-    found = dict[str, Observed]()
-    for name in [*EXACT, *RIGID, *SAMPLES, "ports02"]:
-        folder = tmp_path_factory.mktemp(name)
-        found |= run_benches([bench_of(CASES[name])], folder, Simulator.ICARUS, values=True)
-    return found
+def seen(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    return Runs(tmp_path_factory.mktemp("benches"))
 
 
 def test_the_list_has_enough_configurations_with_unique_names() -> None:
