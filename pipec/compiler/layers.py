@@ -155,7 +155,8 @@ def place_layers(graph: Graph, layout: Layout) -> IntArray:
     """Stage of every call if the layers stand as a layout says, [calls].
 
     Raises:
-        PartitionError: The layout has another number of layers, or parts what must stay together.
+        PartitionError: The layout has another number of layers, or parts what must stay together,
+            or leaves a stage without work.
     """
     layers = layers_of(graph)
     if len(layers.numbered) != sum(layout.layers):
@@ -176,6 +177,13 @@ def place_layers(graph: Graph, layout: Layout) -> IntArray:
                 where=f"{n.name} of {layers.names[home[k]]}, stage {stage[k]}",
                 got=f"an operand of stage {max(before)}",
             )
+    empty = {*range(len(layout.layers))} - {*stage.tolist()}
+    if empty:
+        raise PartitionError(
+            "the layout leaves a stage without work",
+            got=f"stage {min(empty)} of {layout}",
+            want="a layer on every stage, or an embedding or head of the model",
+        )
     return stage
 
 

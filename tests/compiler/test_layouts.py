@@ -302,3 +302,9 @@ def test_every_text_says_the_split(plan: Plan) -> None:
 def test_more_stages_than_layers(plan: Plan) -> None:
     with pytest.raises(PartitionError, match="fewer layers than stages"):
         split_layers(plan, 10)
+
+
+def test_a_layout_that_leaves_a_stage_without_work_is_refused(plan: Plan) -> None:
+    with pytest.raises(PartitionError, match="a stage without work") as caught:
+        place_layers(plan.graph, parse_layout("1,0,5"))
+    assert "stage 1 of E" in str(caught.value)
