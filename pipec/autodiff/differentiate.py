@@ -23,6 +23,9 @@ def differentiate(
 ) -> list[Training]:
     """The training graphs of every stage.
 
+    ``recompute`` says which forward nodes B computes again; if ``portable``, no kernel is used that
+    only the device that traces has.
+
     Going from the last stage to the first, a stage is given the gradient of the loss, if it
     computes it, and of those values of which a later stage yields a gradient. So every gradient
     that is sent is wanted, and every one that is wanted is sent.

@@ -11,7 +11,10 @@ from pipec.graph.torch_private import FakeTensorMode
 
 
 def fake_like(t: torch.Tensor, mode: FakeTensorMode, *, contiguous: bool = False) -> torch.Tensor:
-    """A fake tensor of the type of ``t``."""
+    """A fake tensor of the type of ``t``.
+
+    It has the stride of ``t``, or of a fresh tensor if ``contiguous``.
+    """
     with mode:
         if contiguous:
             return torch.empty(t.shape, dtype=t.dtype, device=t.device)

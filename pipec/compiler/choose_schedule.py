@@ -30,6 +30,8 @@ def choose_schedule(
 ) -> tuple[Tried, ...]:
     """Predict every schedule on the plan's own stages, links and memory.
 
+    ``schedules`` are names to completed schedules, or to why there is none.
+
     Returns:
         All of them, the chosen one first. None that fits is predicted to be faster.
 

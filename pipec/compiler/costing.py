@@ -21,6 +21,8 @@ Parts = Mapping[str, tuple[str, float]]
 def make_cost_table(plan: Plan, graph: Graph, parts: Parts | None = None) -> CostTable:
     """Costs of a graph that a pass has made of the plan's, on every kind of device of its cluster.
 
+    ``parts`` are the nodes that a measured one was taken apart into.
+
     A node that is and counts as before keeps its seconds. Others take those of the backend's model;
     parts of a node whose seconds were measured take their share of these. Where the device names
     tables all nodes are timed by these. What was measured of messages and whole stages stays.

@@ -22,7 +22,10 @@ _known: WeakKeyDictionary[fx.GraphModule, tuple[CostTable, float, CostGraph]] = 
 
 
 def build_problem(graph: Graph, costs: CostTable, *, copies: float = TRAINING_COPIES) -> CostGraph:
-    """The graph as arrays; training counts backward work, gradients, and optimizer state."""
+    """The graph as arrays; training counts backward work, gradients, and optimizer state.
+
+    ``costs`` are of one microbatch; in training each weight counts ``copies`` times.
+    """
     known = _known.get(graph.module)
     if known is None or known[0] is not costs or known[1] != copies:
         _known[graph.module] = known = costs, copies, _problem(graph, costs, copies)

@@ -22,6 +22,8 @@ AUTO = "auto"
 def with_replicas(schedule: str, plan: Plan) -> str:
     """The schedule with numbers of replicas where it says ``replicas=auto``; else as it is.
 
+    A plan that is placed already says them.
+
     Raises:
         PartitionError: The devices are of several kinds, or nothing fits their memory.
     """

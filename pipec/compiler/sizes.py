@@ -120,6 +120,8 @@ def check_sizes(
 def resize_plan(plan: Plan, axes: Axes, shapes: Shapes) -> Plan:
     """A plan whose stages are for other shapes of the model's inputs.
 
+    The graph of the whole model stays at the planned sizes.
+
     Raises:
         GraphError: An op does not take these sizes.
     """

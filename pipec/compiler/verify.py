@@ -158,6 +158,9 @@ def verify_artifacts(
 ) -> VerifyReport:
     """Load a plan and its stages from a directory and verify them; see `verify_stages`.
 
+    ``tolerance`` is the largest relative error, by default the backend's; ``allowed`` are
+    namespaces of ops beyond pipec's own that the plan may use.
+
     Raises:
         PlanError: A file was changed, or the plan was made of another model.
         BackendError: A stage cannot be loaded.

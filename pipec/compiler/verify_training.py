@@ -257,6 +257,8 @@ def chain_stages(
 ) -> Tensors:
     """F of all stages in torch, then B of all.
 
+    ``change`` gives what B of a stage reads instead of what its F saved.
+
     Returns:
         Gradients by parameter.
     """

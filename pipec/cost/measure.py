@@ -86,6 +86,8 @@ def measure(
 ) -> dict[str, Both]:
     """Seconds of every call node, by name.
 
+    Weights without data are replaced by random ones.
+
     Returns:
         Node name to the median seconds of one run; 0 for nodes that only relabel memory. Backwards
         are 0 where nothing is trained.

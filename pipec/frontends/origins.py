@@ -21,7 +21,10 @@ _CALL_NUMBER = re.compile(r"@\d+$")
 
 
 def module_origin(node: fx.Node, prefix: str = "") -> Origin:
-    """The innermost module that computed ``node``, and the line of its source."""
+    """The innermost module that computed ``node``, and the line of its source.
+
+    ``prefix`` is left out in front of paths.
+    """
     eager = call_of(node)
     if eager is not None:
         return Origin(eager.name, type(eager.module).__name__)

@@ -46,7 +46,11 @@ def inline_body(
     operands: Sequence[object],
     meta: Callable[[fx.Node], Meta],
 ) -> None:
-    """Replace a node by copies of what the body that it runs does, in place."""
+    """Replace a node by copies of what the body that it runs does, in place.
+
+    Operands are in the order of the placeholders of ``body``; users of the node take all results by
+    number, or the only one.
+    """
     holes = [n for n in body.graph.nodes if n.op == "placeholder"]
     env: dict[fx.Node, Any] = dict(zip(holes, operands, strict=True))
     results: object = ()

@@ -238,6 +238,8 @@ def free(axes: Sequence[Axis]) -> list[Axis]:
 def most_open(axes: Sequence[Axis], attempt: Callable[[Sequence[Axis]], object]) -> Axes:
     """As many axes as an attempt succeeds with, and the others with its reason.
 
+    ``attempt`` raises a `PipecError` where axes cannot stay open together.
+
     Where all of them together fail, those of one position and planned size are taken for one: some
     exporters give the batch of every input a name of its own.
     """

@@ -20,6 +20,9 @@ def with_copies(
 ) -> tuple[Graph, dict[str, int]]:
     """The graph in which the nodes of a group read copies of their own of some nodes.
 
+    ``group`` has the group of every call node, ``again`` the nodes of other groups that a group
+    computes for itself.
+
     Returns:
         The graph, without originals that nothing reads any more; and the group of every call.
     """

@@ -35,6 +35,8 @@ Trace = Callable[[Mapping[str, torch.Tensor], LoadOptions], Graph]
 def tracer(plan: Plan, model: nn.Module | None, loss: Callable[..., object] | None) -> Trace:
     """What traces the plan's model again on other inputs.
 
+    ``loss`` is of the outputs and the target, where the module does not compute one.
+
     Raises:
         PlanError: The module has not the parameters of the plan.
     """

@@ -97,6 +97,8 @@ class Lazy(Mapping[str, torch.Tensor]):
 class StoredWeights(Lazy):
     """The weights of a saved plan by name; a tensor's pages are read when they are touched.
 
+    ``files`` are the safetensors file of each weight; the values of ``graph`` say its strides.
+
     A tensor is the same object every time, so that graphs can be seen to share it.
 
     Raises:

@@ -26,7 +26,10 @@ Outcome = dict[OutputKind, Tensors]
 
 
 class StageRunner:
-    """Runs F, B, I and W of one stage."""
+    """Runs F, B, I and W of one stage.
+
+    ``compiled`` is applied to each graph before its first run; inputs are brought to ``device``.
+    """
 
     def __init__(
         self,

@@ -27,7 +27,10 @@ _UPDATE = 1
 
 
 class Steps:
-    """The steps of one device."""
+    """The steps of one device.
+
+    ``clip`` is the largest norm of all gradients together.
+    """
 
     def __init__(self, program: Program, device: int, clip: float | None) -> None:
         self._program, self._device, self._clip = program, device, clip

@@ -140,6 +140,8 @@ def waiting_for(what: str) -> Iterator[None]:
 def locate_failure(where: Callable[[], str]) -> Iterator[None]:
     """Add to a failure of another rank where this one was, and who stands still.
 
+    ``where`` is called when it fails: the round, and what this rank was doing.
+
     Raises:
         BackendError: The other rank is gone, or was too slow.
     """

@@ -34,6 +34,8 @@ _MOST = 64
 def window(make: Callable[[int], Schedule], microbatches: int) -> Schedule:
     """One round of an endless schedule.
 
+    ``make`` gives the complete schedule of a number of microbatches.
+
     Returns:
         The window; its new microbatches are numbered from `Schedule.first` on.
 

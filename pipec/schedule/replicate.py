@@ -1,4 +1,4 @@
-"""Variants of a schedule. Data-parallel copies: copy k runs microbatches k, k + r, ...
+"""Data-parallel copies of a pipeline as one schedule: copy k runs microbatches k, k + r, ...
 
 ```text
 1f1b, 2 stages, 2 copies, 4 microbatches      adjacent=stages          adjacent=replicas
@@ -6,17 +6,7 @@ copy 0  0F0 0F2 0B0 0B2 | 1F0 1B0 1F2 1B2     devices 0, 1             devices 0
 copy 1  0F1 0F3 0B1 0B3 | 1F1 1B1 1F3 1B3     devices 2, 3             devices 1, 3
 ```
 
-Gradients are summed over the copies by `pipec.schedule.steps.insert_reduce`. Or stages in parts:
-what a device computes in one piece becomes several stages, one behind another.
-
-```text
-1f1b, 2 devices              0: 0F0     0F1     0B0     ...     1: 1F0     1B0     ...
-1f1b{parts=2}, 4 stages      0: 0F0 1F0 0F1 1F1 1B0 0B0 ...     1: 2F0 3F0 3B0 2B0 ...
-```
-
-Saved values leave a device behind a whole action and come back before one. In parts they leave as
-soon as their part of the forward is over, beside the next part, and come back just before their
-part of the backward: with as many parts as layers, layer by layer.
+Gradients are summed over the copies by `pipec.schedule.steps.insert_reduce`.
 """
 
 from pipec.errors import ScheduleError

@@ -77,6 +77,8 @@ def insert_reduce(schedule: Schedule, *, overlap: bool = True) -> Schedule:
 def insert_state(schedule: Schedule, beside: int) -> Schedule:
     """Add ``OFFLOAD_O`` and ``FETCH_O``: the optimizer's state waits in host memory.
 
+    ``beside`` sets of state, 1 or more, are on the device at once.
+
     ```text
     beside 1       0OFFLOAD_O@1 0F0 ... 0FETCH_O@1 0B3 0STEP@1
     ```

@@ -92,6 +92,8 @@ class Memory:
     def workspaces(self, stages: int, *, first: bool) -> Float:
         """Bytes of workspace by (kind of action, stage).
 
+        ``first``: for the actions that make the gradients of their update.
+
         Raises:
             ScheduleError: There is no such action, or it has not one number per stage.
         """

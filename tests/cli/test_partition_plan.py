@@ -69,3 +69,21 @@ def test_replicas_keep_the_memory_of_a_plan(pipec: Pipec, model: Path, tmp_path:
     assert few.code == named.code == 1
     assert few.err == named.err
     assert "900" in few.err
+
+
+def test_replicas_of_a_training_plan_hold_each_weight_once(pipec: Pipec, tmp_path: Path) -> None:
+    """PipeDream counts weights, not gradients and Adam's state beside them (SOSP 2019, 3.1)."""
+    file, out = tmp_path / "net.py", tmp_path / "out"
+    file.write_text(
+        "import torch\nfrom torch import nn\n\n\nclass Net(nn.Module):\n"
+        "    def __init__(self):\n        super().__init__()\n"
+        "        self.a, self.b = nn.Linear(64, 64, bias=False), nn.Linear(64, 64, bias=False)\n\n"
+        "    def forward(self, x):\n        return self.b(self.a(x)).mean()\n\n\n"
+        "def make():\n    return Net(), {'x': torch.randn(1, 64)}\n"
+    )
+    compiled = pipec("compile", f"{file}:make", "--training", "--devices", "2xcpu", "-o", out)
+    assert compiled.code == 0, compiled.err
+    command = ("partition", out, "--planner", "pipedream", "--workers", "1", "--memory")
+    weights = 2 * 64 * 64 * 4
+    assert pipec(*command, f"{2 * weights}").code == 0
+    assert pipec(*command, f"{weights - 1}").code == 1
