@@ -23,7 +23,9 @@ _TORCH = frozenset(ActionKind) - _SAVED - {*OF_UPDATES}
 
 
 def to_csv(schedule: Schedule) -> str:
-    """One line per device; what belongs to updates (STEP, REDUCE_GRAD, ...) is left out.
+    """One line per device; of what belongs to updates, only the last step of a stage has a word.
+
+    It is written as ``REDUCE_GRAD``, where torch divides the gradients by the microbatches.
 
     Raises:
         ScheduleError: Saved values leave a device: torch has no word for it.
@@ -44,7 +46,12 @@ def to_csv(schedule: Schedule) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     for row in schedule.rows():
-        writer.writerow([a.plain for a in row if a.kind in _TORCH])
+        last = {a.stage: a for a in row if a.kind is ActionKind.STEP}
+        writer.writerow(
+            a.plain if a.kind in _TORCH else f"{a.stage}REDUCE_GRAD"
+            for a in row
+            if a.kind in _TORCH or a is last.get(a.stage)
+        )
     return text.getvalue()
 
 

@@ -48,6 +48,7 @@ from pipec.runtime.stored import open_weights
 from pipec.runtime.train import infer, train
 from pipec.runtime.weights import OptimizerFactory
 from pipec.schedule.csv_form import to_csv
+from pipec.schedule.lower import lower
 from pipec.schedule.registry import generate
 from pipec.schedule.schedule import Schedule
 from tests.autodiff.chain import Case, worst
@@ -304,21 +305,22 @@ def torchs_own_schedules() -> dict[str, float]:
             rank, [rank, 3 - rank], 4,
             lambda stages: ScheduleZBVZeroBubble(stages, 4, loss_fn=_LOSS),
         )  # fmt: skip
-        for name, chunks in TORCH.items():
+        for (name, chunks), sends in itertools.product(TORCH.items(), (False, True)):
             order = generate(
                 name, 2 * chunks, 4, **({"chunks": 2} if name == "interleaved" else {})
             )
             mine = [s for s, devices in enumerate(order.placement.forward) if rank in devices]
 
-            def loaded(stages: list[Any], order: Schedule = order) -> Any:
+            def loaded(stages: list[Any], order: Schedule = order, sends: bool = sends) -> Any:
                 runtime = _PipelineScheduleRuntime(stages, 4, loss_fn=_LOSS)
                 with tempfile.TemporaryDirectory() as folder:
                     path = Path(folder) / "schedule.csv"
-                    path.write_text(to_csv(order))
-                    runtime._load_csv(str(path))
+                    path.write_text(to_csv(lower(order) if sends else order))
+                    runtime._load_csv(str(path), "compute_comms" if sends else "compute_only")
                 return runtime
 
-            found[f"our {name}"] = _under_torch(rank, mine, 2 * chunks, loaded)
+            key = f"our {name}{' with sends' * sends}"
+            found[key] = _under_torch(rank, mine, 2 * chunks, loaded)
     return found if rank == 0 else {}
 
 
