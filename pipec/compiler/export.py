@@ -169,6 +169,8 @@ def _deepspeed(split: Split) -> str:
             "",
             "class Cut(PipelineModule):",
             '    def _partition_layers(self, method="uniform"):',
+            "        if len(self._layer_specs) != PARTS[-1]:  # layers beyond would be left out",
+            '            raise ValueError(f"got {len(self._layer_specs)} layers, want {LAYERS}")',
             "        stage = self._topo.get_coord(self.global_rank).pipe",
             "        self.parts = PARTS",
             "        self._set_bounds(start=PARTS[stage], stop=PARTS[stage + 1])",

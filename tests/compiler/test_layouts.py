@@ -258,6 +258,33 @@ def torchtitan_stage(model: nn.Module, names: list[str]) -> set[str]:
     return kept
 
 
+def test_deepspeed_gets_all_layers_or_says_so(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dropout is no layer of a model that is not trained; DeepSpeed would drop the last layers."""
+
+    class PipelineModule:
+        global_rank = 1
+        _topo = SimpleNamespace(get_coord=lambda rank: SimpleNamespace(pipe=rank))
+
+        def __init__(self, layers: list[str]) -> None:
+            self._layer_specs = layers
+            self._partition_layers()
+
+        def _set_bounds(self, start: int, stop: int) -> None:
+            self.mine = self._layer_specs[start:stop]
+
+        def _partition_layers(self, method: str = "uniform") -> None:
+            raise AssertionError(method)
+
+    pipe = SimpleNamespace(PipelineModule=PipelineModule)
+    monkeypatch.setitem(sys.modules, "deepspeed", SimpleNamespace(pipe=pipe))
+    monkeypatch.setitem(sys.modules, "deepspeed.pipe", pipe)
+    split, found = split_layers(plan), dict[str, Any]()
+    exec(FORMATS["deepspeed"](split), found)
+    assert tuple(found["Cut"](found["LAYERS"]).mine) == split.parts[1]
+    with pytest.raises(ValueError, match=f"got {len(found['LAYERS']) + 1} layers"):
+        found["Cut"]([*found["LAYERS"], "dropout"])
+
+
 def test_torchtitan_splits_where_it_is_told(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     library = SimpleNamespace(ParallelismConfig=dict)
     monkeypatch.setitem(sys.modules, "torchtitan", SimpleNamespace(config=library))
