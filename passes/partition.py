@@ -349,7 +349,7 @@ def _check_fit(stages: int, devices: int, plan: Plan) -> None:
     if not (stages >= 1 and devices <= plan.cluster.size):
         raise PartitionError(
             "the number of stages does not fit the cluster",
-            got=f"{stages} stages on {devices} devices",
+            got=f"{stages} stages, which take {devices} devices",
             want=f"1 to {plan.cluster.size} devices ({plan.cluster})",
             hint="name more devices" if stages > 0 else None,
         )

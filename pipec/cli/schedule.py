@@ -171,7 +171,11 @@ def _check_used(schedule: Schedule, times: str, seconds: Times, host: float) -> 
     known = there | split
     idle = [f"--times {k}" for k in given if k not in known and there <= {"F", *given}]
     if host and not any(c.kind is ChannelKind.H for c in schedule.channels):
-        idle.append("--host")
+        raise ScheduleError(
+            f"{schedule.name} copies nothing to host memory",
+            got=f"--host {host:g}",
+            want="a schedule that does, such as that of a plan with insert-offload",
+        )
     if idle:
         raise ScheduleError(
             f"{schedule.name} has no such actions",

@@ -236,9 +236,8 @@ def parse_cluster(text: str) -> Cluster:
     devices: list[Device] = []
     for part in text.split(","):
         match = re.fullmatch(r"\s*(?:(\d+)\s*[x*]\s*)?([A-Za-z][\w.-]*)\s*", part)
-        if match is None or match[1] == "0":
-            raise ClusterError(
-                "--devices cannot be read", got=repr(part), want="COUNTxKIND, such as 4xvcu118"
-            )
+        if match is None or int(match[1] or 1) == 0:
+            want = "COUNTxKIND, such as 4xvcu118, of one device at least"
+            raise ClusterError("--devices cannot be read", got=repr(part), want=want)
         devices += copies(preset(match[2], "--devices"), int(match[1] or 1), part)
     return Cluster(tuple(devices))

@@ -113,6 +113,7 @@ def _candidates(
             "the layout does not fit the cluster",
             got=f"{stages} stages on {depth} of {size} devices",
             want="a whole number of stages per device, and of pipelines",
+            hint=f"a layout of {size} stages does",
         )
     name = _schedule_name(stages, depth, maker) if schedule is None else _find_like(schedule)
     replicas = size // depth if schedule is None and maker.trains else 1

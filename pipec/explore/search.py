@@ -22,7 +22,7 @@ from pipec.explore.rebatch import Rebatched
 from pipec.files import PACKAGE, code_of, text_digest, write_file
 from pipec.graph.structure import structural_key
 from pipec.plan.model import Plan
-from pipec.schedule.registry import ASYNCHRONOUS, plain_name
+from pipec.schedule.registry import plain_name
 
 
 def cache_directory() -> Path:
@@ -145,9 +145,9 @@ class Search:
         if (names or self.asynchronous) and not maker.trains:
             raise PartitionError(
                 "a model without a loss has one schedule",
-                got=", ".join(names or ASYNCHRONOUS),
+                got=", ".join(names or ["--asynchronous"]),
                 want=INFERENCE,
-                hint="let the factory return a loss too",
+                hint="name a loss with --loss, or let the factory return one",
             )
         if maker.trains and any(plain_name(name) == INFERENCE for name in names or ()):
             raise PartitionError(

@@ -136,3 +136,11 @@ def test_a_layout_of_another_tool_is_judged(pipec: Pipec, spec: str, tmp_path: P
     judged = pipec("explore", spec, *asked, "--beside", order)
     assert judged.code == 1
     assert "error: " in judged.err
+    mistakes = {
+        tmp_path / "ordr.csv": f"did you mean {order}?",
+        "1,1,1": "a layout of 2 stages does",
+    }
+    for layout, hint in mistakes.items():
+        judged = pipec("explore", spec, *asked, "--beside", layout)
+        assert judged.code == 1
+        assert hint in judged.err

@@ -113,7 +113,8 @@ def test_listing(pipec: Pipec) -> None:
             ["1f1b", "--stages", "4", "--microbatches", "8", "--times", "F=1,B=1e308"],
             "beyond floating point",
         ),
-        (["--from-csv", "missing.csv"], "cannot be read"),
+        (["1f1b", "--stages", "2", "--microbatches", "2", "--host", "1"], "copies nothing to host"),
+        (["--from-csv", "missing.csv"], "no such file or directory"),
         (["1f1b", "--stages", "2", "--microbatches", "2", "--svg", "no/such/dir.svg"], "mkdir -p"),
     ],
 )
