@@ -18,6 +18,7 @@ from pipec.runtime.executor import Settings
 from pipec.runtime.runner import LocalPipeline
 from pipec.runtime.train import train
 from pipec.runtime.weights import OptimizerFactory
+from pipec.schedule.action import ActionKind
 from pipec.schedule.schedule import Schedule
 from pipec.simulate.memory import CATEGORIES, Memory
 from pipec.simulate.simulate import simulate
@@ -124,6 +125,22 @@ def test_checkpoints_are_read_on_any_number_of_replicas_and_stages(
         id(p) for e in again.executors for w in e.weights.values() if w.optimizer
         for p in w.optimizer.state
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_running_statistics_are_those_of_the_first_replica(stages: int) -> None:
+    """As those of rank 0 are under torch's DistributedDataParallel."""
+    run = pipeline("cnn", stages, 2, Settings(momentum))
+    assert run.run(1)
+    module, first = seeded(CASES["cnn"]).train(), run.program.schedule.rows()[0]
+    mine = {a.microbatch for a in first if a.kind is ActionKind.F and a.microbatch is not None}
+    for k in sorted(mine):
+        module(*CASES["cnn"].batch(k)[0])
+    found, wanted = run.state_dict(), dict(module.named_buffers())
+    assert len(mine) == 2
+    assert any("running_mean" in name for name in wanted)
+    for name, value in wanted.items():
+        torch.testing.assert_close(found[name], value)
 
 
 @pytest.mark.parametrize("optimizer", [adamw, decayed])

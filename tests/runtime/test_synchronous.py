@@ -307,3 +307,36 @@ def test_loss_functions_see_targets_that_only_the_last_stage_reads() -> None:
     ]
     assert readers[0] == set()
     assert {"target0", "target1"} == set.union(*readers)
+
+
+class Sum(nn.Module):
+    """The backward of a sum yields one tensor for both values; a later stage reads one again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.a, self.b, self.behind = (nn.Linear(8, 8) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.before(x).tanh().sin()
+        a, b = self.a(x), self.b(x)
+        y: Tensor = self.behind(a + b) * a
+        return y
+
+
+def test_what_one_value_is_given_beside_a_shared_gradient_is_not_the_others() -> None:
+    """In a V the sum hands its gradient over on one device: to add to it there changes both."""
+    case = Case(Sum, nn.functional.cross_entropy, floats(4, 8))
+    module = seeded(case)
+    plan = staged(case, module, 4)
+    assert plan.partition
+    assert [plan.partition.stage_of[n] for n in ("linear_1", "linear_2", "add", "mul")] == [
+        1,
+        1,
+        2,
+        3,
+    ]
+    order = scheduled(plan, "zbv", 4)
+    pipeline = LocalPipeline(plan, batches(case, plan.graph), Settings(momentum), schedule=order)
+    want, weights = accumulated(case, module, momentum, 2, 4)
+    assert pipeline.run(2) == want
+    assert worst(pipeline.state_dict(), weights) == 0
