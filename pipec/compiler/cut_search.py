@@ -21,7 +21,7 @@ from pipec.compiler.complete import assemble, set_bytes
 from pipec.compiler.cut_bounds import Bound, Crossing, Work, stage_sums
 from pipec.compiler.outline import Edges, Outline
 from pipec.compiler.timeline import timeline_of
-from pipec.cost.stage import update_cost
+from pipec.cost.stage import OPTIMIZER_COPIES, update_cost
 from pipec.errors import PartitionError, ScheduleError
 from pipec.partition.costgraph import CostGraph, FloatArray, IntArray, topological_order
 from pipec.partition.solve import too_many_stages
@@ -366,28 +366,26 @@ class CutSearch:
     def _fullness(self, cuts: IntArray) -> FloatArray:
         """A cut's least bytes over what its fullest device has, [cuts]; above 1 it cannot fit.
 
-        Nothing is known of it where the backward has devices of its own.
+        Nothing is known of it where the backward has devices of its own. The optimizer's state is
+        shared by replicas: of those that are alike, one has an equal part or more.
         """
         if self._place.separate:
             return np.zeros(len(cuts))
         held, full = np.zeros((2, len(cuts), len(self.limits)))
-        static, saved, _ = self._bytes
-        rows = np.ones((self._stages, 1))
-        weights = stage_sums(cuts, rows * static)
-        kept = stage_sums(cuts, rows * saved) * np.array(self._flight)
-        for s, devices in enumerate(self._place.forward):
+        each, homes = np.ones((self._stages, 1)), self._place.forward
+        weights, saved, trained = (stage_sums(cuts, each * row) for row in self._bytes)
+        alike = [(limit, *(d in at for at in homes)) for d, limit in enumerate(self.limits)]
+        for s, devices in enumerate(homes):
+            part = OPTIMIZER_COPIES * (len({alike[d] for d in devices}) == 1) / len(devices)
             for d in devices:
-                held[:, d] += weights[:, s]
-                full[:, d] = np.maximum(full[:, d], kept[:, s])
+                held[:, d] += weights[:, s] + part * trained[:, s]
+                full[:, d] = np.maximum(full[:, d], saved[:, s] * self._flight[s])
         limits = np.maximum(np.array(self.limits) * (1 + 1e-9), 1e-9)
         return np.asarray(((held + full) / limits).max(axis=1), np.float64)
 
     @cached_property
     def _bytes(self) -> FloatArray:
-        """At least what each unit adds to its stage, [3, units].
-
-        Weights and their state; saved values; weights that are trained.
-        """
+        """At least the bytes of weights, saved values and trained weights of units, [3, units]."""
         static, saved, trained = found = np.zeros((3, self.units.size))
         calls = self.outline.graph.calls
         of = dict(zip((n.name for n in calls), self.units.of_node.tolist(), strict=True))

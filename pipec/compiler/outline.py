@@ -151,11 +151,10 @@ class Outline:
         return Edges(np.array(producer), np.array(reader), np.array(size))
 
     def least_weights(self) -> Iterator[tuple[float, float, list[str]]]:
-        """Bytes that each weight takes at least, its own if it is trained, and who reads it."""
+        """Bytes of each weight that is read, the same if it is trained, and who reads it."""
         for _, size, learns, readers in self._readers:
-            trained = size * (learns and self.trains)
             if readers:
-                yield size + OPTIMIZER_COPIES * trained, trained, readers
+                yield size, size * (learns and self.trains), readers
 
     def least_saved(self) -> Iterator[tuple[float, str]]:
         """Bytes of each value that a backward reads, and one call that it is saved for.

@@ -29,6 +29,8 @@ from pipec.simulate.times import Float
 CATEGORIES = ("weights", "gradients", "optimizer", "activations", "buffers")
 SLOTS = 2
 """Receives of a channel that pipec's own transport posts ahead, so that a sender is not held up."""
+MOMENTS = 1e12
+"""Moments of a schedule that are told apart; sums of the same times in another order are one."""
 WORKSPACES = ("F", "B", "I", "W", "STEP", "first B", "first W")
 """What has a workspace: kinds of action, and those that make the gradients of their update."""
 
@@ -224,17 +226,21 @@ def peaks(spans: Sequence[Spans], devices: int) -> list[float]:
 def _changes(
     spans: Sequence[Spans], devices: int
 ) -> Iterator[tuple[Float, Float, npt.NDArray[np.int8]]]:
-    """When each device holds more or less, by how many bytes, of which category; in order."""
+    """When each device holds more or less, by how many bytes, of which category; in order.
+
+    Times that differ by roundings are one moment.
+    """
     number = np.uint16 if devices <= np.iinfo(np.uint16).max else np.int64  # sorts faster
     device = np.concatenate([s.device.astype(number) for s in spans] * 2)
     time = np.concatenate([s.begin for s in spans] + [s.end for s in spans])
     change = np.concatenate([s.size for s in spans] + [-s.size for s in spans])
     kinds = [np.full(len(s.device), CATEGORIES.index(s.category), np.int8) for s in spans]
     category = np.concatenate(kinds * 2)
+    moment = np.rint(time * (MOMENTS / (time.max(initial=0.0) or 1.0)))
     order = np.argsort(device, kind="stable")
     for rows in np.split(order, np.cumsum(np.bincount(device, minlength=devices))[:-1]):
-        at = rows[np.lexsort((change[rows] > 0, time[rows]))]
-        yield time[at], change[at], category[at]
+        at = rows[np.lexsort((time[rows], change[rows] > 0, moment[rows]))]
+        yield np.maximum.accumulate(time[at]), change[at], category[at]
 
 
 def find_issue(schedule: Schedule, begin: Float) -> Float:

@@ -298,21 +298,22 @@ def tight(cluster: Cluster, memory: float) -> Cluster:
     return replace(cluster, devices=devices)
 
 
-def test_where_a_cut_fits_one_is_found() -> None:
+@pytest.mark.parametrize(("name", "batch"), [("gpipe", 64), ("1f1b{replicas=4}", 4)])
+def test_where_a_cut_fits_one_is_found(name: str, batch: int) -> None:
     """Limits between the least peak of any cut and the fastest cut's: the fastest that fits."""
-    base = costed(net(2), cluster_of(2, 2))
-    loose = search_of(base.replace(cluster=tight(base.cluster, 1e6)), "gpipe", 2, 4)
+    base = costed(net(2, batch), cluster_of(2, generate(name, 2, 4).devices))
+    loose = search_of(base.replace(cluster=tight(base.cluster, 1.0)), name, 2, 4)
     every = [loose.predict(stage) for stage in contiguous(loose, 2)]
     least = min(max(t.peak_bytes) for t in every)
     most = max(max(t.peak_bytes) for t in every)
     for share in (0.0, 0.2, 0.6):
         limit = least + share * (most - least)
         fits = [t.seconds for t in every if max(t.peak_bytes) <= limit]
-        search = search_of(base.replace(cluster=tight(base.cluster, limit)), "gpipe", 2, 4)
+        search = search_of(base.replace(cluster=tight(base.cluster, limit)), name, 2, 4)
         found = search.find_best(list).timeline
         assert max(found.peak_bytes) <= limit
         assert found.seconds == pytest.approx(min(fits), rel=1e-12)
-    search = search_of(base.replace(cluster=tight(base.cluster, 0.99 * least)), "gpipe", 2, 4)
+    search = search_of(base.replace(cluster=tight(base.cluster, 0.99 * least)), name, 2, 4)
     with pytest.raises(PartitionError, match="which no contiguous cut meets"):
         search.find_best(list)
 

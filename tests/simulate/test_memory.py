@@ -167,3 +167,11 @@ def test_what_shrinks_at_a_moment_goes_before_what_grows() -> None:
     assert changes(curve, "activations") == {0: 20, 2: 0}
     assert curve.peak == 20
     assert curve.at_peak["activations"] == 20
+
+
+def test_times_that_differ_by_a_rounding_are_one_moment() -> None:
+    """0.1 + 0.2 is above 0.3: what ends then makes room for what begins then."""
+    begin, end = np.array([0.0, 0.3, 0.5]), np.array([0.1 + 0.2, 0.4, 1.0])
+    (curve,) = curves([Spans("buffers", np.zeros(3, np.int64), begin, end, np.full(3, 8.0))], 1)
+    assert curve.peak == 8
+    assert (np.diff(curve.time) >= 0).all()
