@@ -19,7 +19,7 @@ from tests.runtime import ranks
 from tests.runtime.pipelines import emitted
 from tests.runtime.processes import alone, elastic
 
-KILLS = int(os.environ.get("PIPEC_KILLS", "8"))
+KILLS = int(os.environ.get("PIPEC_KILLS", "4"))
 """`make chaos` takes more kills."""
 ROUNDS = 10 * KILLS
 

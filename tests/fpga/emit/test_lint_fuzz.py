@@ -1,7 +1,6 @@
 """Every pragma that is emitted, changed in every way: the linter finds all but what is harmless."""
 
 import re
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,11 +30,11 @@ HARMLESS = re.compile(
 """What changes neither values nor cycles."""
 
 
-def mutations(line: str) -> Iterator[tuple[str, str]]:
-    """What is done to a pragma, and what it is then."""
+def mutations(line: str, *, first: bool) -> Iterator[tuple[str, str]]:
+    """What is done to a pragma, and what it is then; words are added to the first of its form."""
     yield "delete", ""
     yield "condition", f"#ifdef FAST\n{line}\n#endif"
-    yield from ((f"add {more}", f"{line} {more}") for more in ADDED)
+    yield from ((f"add {more}", f"{line} {more}") for more in ADDED if first)
     if "PIPELINE" in line or "UNROLL" in line:
         yield (
             "add the other",
@@ -59,24 +58,28 @@ def mutations(line: str) -> Iterator[tuple[str, str]]:
                 yield f"{key} -> {new}", line.replace(pair, f" {key} = {new}", 1)
 
 
-def places(stage: Path, seen: Counter[str]) -> Iterator[tuple[Path, int, str]]:
-    """Every pragma of a header not yet seen; of kernels, which repeat themselves, one per form."""
+def places(stage: Path, seen: set[str]) -> Iterator[tuple[Path, int, str, bool]]:
+    """Every pragma of a header not yet seen, and whether it is the first of its form.
+
+    Of kernels, which repeat themselves, one per form.
+    """
     for path in (stage / "src/stage_top.cpp", *sorted((stage / "src/engines").glob("*.h"))):
         for number, line in enumerate(path.read_text().splitlines()):
             if line.lstrip().startswith("#pragma HLS"):
-                form = re.sub(r"(variable|port|bundle) = \S+|\d+", "", line)
-                seen[key := form if path.suffix == ".cpp" else f"{path.name} {number}"] += 1
-                if seen[key] == 1:
-                    yield path, number, line
+                form = re.sub(r"(variable|port|bundle) = \S+|\d+", "", line.strip())
+                place = form if path.suffix == ".cpp" else f"{path.name} {number}"
+                if place not in seen:
+                    yield path, number, line, form not in seen
+                seen |= {form, place}
 
 
 def test_every_pragma_matters(tmp_path: Path) -> None:
     stages = [written(name, tmp_path / name) for name in ("encoder", "vgg")]
-    seen: Counter[str] = Counter()
+    seen: set[str] = set()
     total, missed = 0, list[str]()
-    for stage, path, number, line in [(s, *place) for s in stages for place in places(s, seen)]:
+    for stage, path, number, line, first in [(s, *p) for s in stages for p in places(s, seen)]:
         text = path.read_text()
-        for what, new in mutations(line):
+        for what, new in mutations(line, first=first):
             lines = text.splitlines()
             lines[number] = new
             path.write_text("\n".join(lines))
