@@ -8,8 +8,8 @@ ADVISORIES := https://pypi.org/pypi/jinja2/2.10/json
 
 # What every process of the tests would otherwise compile anew, if the user writes no bytecode.
 export PYTHONDONTWRITEBYTECODE :=
-# Workers of the tests: one more than two cores, since some tests wait for processes.
-WORKERS := -n 3 --dist worksteal
+# Workers of the tests: one more than cores, since some tests wait for processes; 1.4 GB each.
+WORKERS := -n $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 5 ? cores + 1 : 6))) --dist worksteal
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo faults test lint types layers unit fuzz conformance fpga-conformance hls-check rtl bench zoo fuzz-onnx fuzz-ops fuzz-plans chaos lock audit test-lowest docs pictures clean
