@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks.chaos import World, build, try_cases
 
-GROUPS, EACH = 5, 10
+GROUPS, EACH = 3, 10
 
 
 @pytest.fixture(scope="module")
