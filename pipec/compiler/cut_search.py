@@ -27,7 +27,7 @@ from pipec.partition.costgraph import CostGraph, FloatArray, IntArray, topologic
 from pipec.partition.solve import too_many_stages
 from pipec.partition.units import Units, make_units
 from pipec.schedule.action import ActionKind
-from pipec.schedule.channels import ChannelKind
+from pipec.schedule.channels import Channel, ChannelKind
 from pipec.schedule.in_flight import in_flight
 from pipec.schedule.registry import generate
 from pipec.schedule.schedule import Placement, Schedule
@@ -201,12 +201,14 @@ class CutSearch:
         channels = self.outline.channels(stage)
         if not self.compute.training:
             channels = [c for c in channels if c.kind is ChannelKind.F]
-        bare = self._bare
+        bare, slots = self._bare, list[Channel]()
         if self._place.separate:
             saved = [int(s.saved) for s in facts.stages]
             trained = [int(s.gradients) for s in facts.stages]
             bare = bare.replace(channels=tuple(set_bytes(c, saved, trained) for c in bare.channels))
-        order = assemble(bare, channels, (), facts.shared)
+            # a stage that saves nothing has no slot
+            slots = [c for c in bare.channels if c.kind is ChannelKind.H and c.nbytes]
+        order = assemble(bare, channels, slots, facts.shared)
         return timeline_of(facts, order)
 
     @cached_property

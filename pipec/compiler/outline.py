@@ -34,7 +34,7 @@ from pipec.schedule.schedule import Placement
 
 _SUM = torch.ops.aten.add.Tensor
 PER_CALL = 8
-"""More values of a call's own size than its backward reads."""
+"""More values of a call's own size than its backward reads for each of its inputs."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -339,11 +339,13 @@ class Outline:
     def _counted(self) -> bool:
         """Whether what the backward needs may matter: not where there is room for all of it.
 
-        A backward is taken to read at most `PER_CALL` times what the calls of the model yield.
+        A backward is taken to read at most `PER_CALL` times what a call yields for each of its
+        inputs: a recurrent network of many layers is one call.
         """
         if self.counted:
             return self.activations
-        yielded = PER_CALL * sum(map(nbytes, self.graph.calls)) * self.microbatches
+        yielded = sum(len(n.all_input_nodes) * nbytes(n) for n in self.graph.calls)
+        yielded *= PER_CALL * self.microbatches
         weights = (2 + OPTIMIZER_COPIES) * sum(size for _, size, _, _ in self._readers)
         least = min(d.memory_bytes for d in self.cluster.devices)
         return self.activations and yielded + weights > least

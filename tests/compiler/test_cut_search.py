@@ -124,6 +124,22 @@ def test_a_cut_is_predicted_as_its_plan_is(
         assert search._bounds(every[k : k + 1])[0] <= found.seconds * (1 + 1e-12)
 
 
+def test_a_stage_that_saves_nothing_waits_for_no_slot() -> None:
+    """PipeFB's last stage is a mean, whose backward reads nothing; all links are slow."""
+    layers = [m for _ in range(3) for m in (nn.Linear(64, 64), nn.Tanh())]
+    loss, source = Loss(lambda y: y.square().mean()), Source("memory", "net")
+    graph = trace(nn.Sequential(*layers), (torch.zeros(64, 64),), loss=loss, source=source)
+    pairs = [(a, b) for a in range(4) for b in range(a + 1, 4)]
+    cluster = Cluster(parse_cluster("4xcpu").devices, dict.fromkeys(pairs, Link(1e7)))
+    base = costed(graph, cluster)
+    stage = (*[0] * (len(graph.calls) - 1), 1)
+    found = search_of(base, "pipefb", 2, 8).predict(np.array(stage))
+    plan = planned(base, stage, "pipefb", 8)
+    assert len(plan.slots) == 1
+    assert plan.timeline
+    assert found.seconds == pytest.approx(plan.timeline.seconds, rel=1e-9)
+
+
 class Convolved(nn.Module):
     """Convolutions whose backward is one op for all gradients, normalised, dropped out, added."""
 
@@ -316,6 +332,30 @@ def test_where_a_cut_fits_one_is_found(name: str, batch: int) -> None:
     search = search_of(base.replace(cluster=tight(base.cluster, 0.99 * least)), name, 2, 4)
     with pytest.raises(PartitionError, match="which no contiguous cut meets"):
         search.find_best(list)
+
+
+class Recurrent(nn.Module):
+    """A network of many layers is one call."""
+
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.net = nn.LSTM(8, 8, num_layers=layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.net(x)[0]
+        return y
+
+
+def test_layers_of_a_recurrent_network_save_more_than_its_call_yields() -> None:
+    """It is counted where four gates and a cell of every layer and step do not fit."""
+    layers, steps, batch, width, microbatches = 12, 14, 4, 8, 64
+    x = torch.zeros(steps, batch, width)
+    loss, source = Loss(lambda y: y.mean()), Source("memory", "net")
+    base = costed(trace(Recurrent(layers), (x,), loss=loss, source=source), cluster_of(0, 2))
+    saved = 5 * layers * steps * batch * width * x.element_size() * microbatches
+    assert base.costs
+    cluster = tight(base.cluster, 0.9 * saved)
+    assert Outline(base.graph, base.costs, cluster, microbatches)._counted
 
 
 @pytest.mark.parametrize("name", ["1f1b", "zb-h1"])
