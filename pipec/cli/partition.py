@@ -52,7 +52,8 @@ def command(file: Path, **given: Any) -> None:
     FILE is a dnn-partitioning JSON workload, a PipeDream profile (graph.txt), or a directory that
     `pipec compile` wrote (its own devices and links are used). The cut comes
     with a lower bound that no cut can beat; where they meet, the cut is optimal. With
-    --planner pipedream, stages may be replicated over one or more levels of links.
+    --planner pipedream, stages may be replicated over one or more levels of links; as in the paper,
+    a message takes its bytes over the bandwidth there, without the latency of a link.
     """
     began = perf_counter()
     # the matrices are small: threads would cost more than they give
