@@ -96,7 +96,7 @@ chaos: setup ## 1,400 commands killed, starved or raced while they write; ranks 
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.chaos $(ARGS)
 	PIPEC_KILLS=20 OMP_NUM_THREADS=1 $(BIN)/pytest -q tests/runtime/test_survival.py
 
-faults: setup ## faults injected into emitted directories; rewrites docs/faults.md (an hour)
+faults: setup ## faults injected into emitted directories; rewrites docs/faults.md (ten minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.faults
 
 zoo: setup ## ONNX models of published packages (network); ZOO=list.toml takes any other list
