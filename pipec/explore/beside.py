@@ -16,6 +16,7 @@ from pipec.explore.make import Maker, passes_of
 from pipec.plan.model import Plan
 from pipec.schedule.csv_form import from_csv
 from pipec.schedule.registry import generate
+from pipec.schedule.rows import from_rows
 from pipec.schedule.schedule import Schedule
 
 
@@ -98,7 +99,10 @@ def _read_schedule(path: Path) -> Schedule:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise PartitionError("the schedule cannot be read", where=path, got=error) from error
-    return from_csv(text, name=path.stem, where=str(path))
+    read = from_csv(text, name=path.stem, where=str(path))
+    # what is sent depends on the plan's channels
+    rows = [[a for a in row if a.kind.is_compute] for row in read.rows()]
+    return from_rows(read.name, rows, placement=read.placement)
 
 
 def _candidates(

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from torch.distributed.pipelining.schedules import _Action, _add_send_recv
 
 from tests.cli.running import Pipec
 
@@ -132,6 +133,12 @@ def test_a_layout_of_another_tool_is_judged(pipec: Pipec, spec: str, tmp_path: P
     assert judged.code == 0, judged.err
     assert "free of deadlock" in judged.out
     stuck = order.read_text().splitlines()
+    actions = {k: [_Action.from_str(a) for a in row.split(",")] for k, row in enumerate(stuck)}
+    full = _add_send_recv(actions, stage_to_rank=int, num_stages=2)  # as torch dumps it
+    order.write_text("".join(",".join(map(str, row)) + "\n" for row in full.values()))
+    assert "SEND_F" in order.read_text()
+    again = pipec("explore", spec, *asked, "--beside", order)
+    assert again.out.splitlines()[-2:] == judged.out.splitlines()[-2:], again.err
     order.write_text("\n".join([",".join(reversed(stuck[0].split(","))), stuck[1]]) + "\n")
     judged = pipec("explore", spec, *asked, "--beside", order)
     assert judged.code == 1
