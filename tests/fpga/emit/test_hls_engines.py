@@ -351,6 +351,23 @@ def test_other_engines_reach_their_interval(
     assert max(i.least for i in loops_in(tmp_path, 200.0) if not i.pause) > 1
 
 
+@needs_clang
+def test_a_block_in_memory_is_repeated_within_its_depth(tmp_path: Path) -> None:
+    """What is written and read again at once takes a stage more."""
+    shutil.copytree(ENGINES, tmp_path / "engines")
+    fields = {"header": "route", "call": "repeat<cfg::unit>(frames, a, b)", "a": 1, "b": 1, "w": 1}
+    text = MORE.format(constants="OUTER = 2, INNER = 18, TIMES = 12", **fields)
+    (tmp_path / "stage_top.cpp").write_text(text.replace("DEPTH = 60", "DEPTH = 2"))
+    assert [i.short for i in loops_in(tmp_path, 200.0)] == [0]
+    path = tmp_path / "engines" / "route.h"
+    before, block, rest = path.read_text().partition("V token = block[t];")
+    after = rest.partition("out.write(token);")[2]
+    late = "if (r == 0) block[t] = in.read();\n        out.write(block[t]);"
+    path.write_text(f"{before}{late}{after}")
+    assert block
+    assert [i.short for i in loops_in(tmp_path, 200.0)] == [1]
+
+
 @pytest.mark.parametrize(
     ("kernel", "stride", "dilation", "padding"),
     [((3, 3), (1, 1), 1, 0), ((3, 3), (2, 2), 1, 1), ((2, 2), (2, 2), 1, 0), ((3, 1), (1, 2), 1, 0),

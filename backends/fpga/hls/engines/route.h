@@ -80,8 +80,9 @@ void repeat(int frames, hls::stream<V> &in, hls::stream<V> &out) {
       for (int t = 0; t < G::INNER; ++t) {
 #pragma HLS PIPELINE II = G::II
         FIRE(G::II, G::DEPTH);
-        if (r == 0) block[t] = in.read();
-        out.write(block[t]);
+        V token = block[t];
+        if (r == 0) block[t] = token = in.read();
+        out.write(token);
       }
     }
   }
