@@ -142,6 +142,7 @@ def _torchtitan(split: Split) -> str:
             "",
             "PARALLELISM = ParallelismConfig(  # the parallelism of a Trainer.Config",
             f"    pipeline_parallel_degree={len(split.parts)},",
+            "    # what is in no list is dropped: add what leaves no node, such as an idle Dropout",
             "    module_fqns_per_model_part=[",
             *rows,
             "    ],",
