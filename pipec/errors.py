@@ -73,7 +73,8 @@ class PipecError(Exception):
         if isinstance(got, OSError) and got.strerror:
             missing = Path(got.filename) if isinstance(got, FileNotFoundError) else None
             hint = hint or (find_near(missing) if missing else None)
-            got = got.strerror.lower()
+            named = got.filename is None or str(got.filename) == str(where)
+            got = got.strerror.lower() + ("" if named else f": {got.filename}")
         self.what, self.where, self.got, self.want, self.hint = what, where, got, want, hint
         facts = {"where": where, "got": got, "want": want, "hint": hint}
         lines = [f"  {name + ':':<7}{fact}" for name, fact in facts.items() if fact is not None]
