@@ -23,9 +23,12 @@ def did_you_mean(name: str, known: Iterable[str], otherwise: str | None = None) 
 def find_near(path: Path, otherwise: str = "check the path") -> str:
     """A hint at the file or folder that may be meant by a path where there is none."""
     folder = path.parent
-    if not folder.is_dir():
+    try:
+        names = [p.name for p in folder.iterdir() if p != path][:5000]
+    except FileNotFoundError:
         return f"there is no folder {folder} either"
-    names = [p.name for p in folder.iterdir() if p != path][:5000]
+    except OSError:  # a file in its place, or a folder that may not be read
+        return otherwise
     near = difflib.get_close_matches(path.name, names, n=1)
     return f"did you mean {folder / near[0]}?" if near else otherwise
 
@@ -71,10 +74,11 @@ class PipecError(Exception):
         hint: str | None = None,
     ) -> None:
         if isinstance(got, OSError) and got.strerror:
-            missing = Path(got.filename) if isinstance(got, FileNotFoundError) else None
-            hint = hint or (find_near(missing) if missing else None)
-            named = got.filename is None or str(got.filename) == str(where)
-            got = got.strerror.lower() + ("" if named else f": {got.filename}")
+            name = got.filename if isinstance(got.filename, str | Path) else None
+            if name and isinstance(got, FileNotFoundError):
+                hint = hint or find_near(Path(name))
+            shown = name is None or str(name) == str(where)
+            got = got.strerror.lower() + ("" if shown else f": {name}")
         self.what, self.where, self.got, self.want, self.hint = what, where, got, want, hint
         facts = {"where": where, "got": got, "want": want, "hint": hint}
         lines = [f"  {name + ':':<7}{fact}" for name, fact in facts.items() if fact is not None]

@@ -86,6 +86,7 @@ def test_parts_fit_what_whole_stages_do_not_and_train_the_same_bits() -> None:
         ("1f1b{replicas=2}", 1, 0.3),
         ("interleaved{chunks=3}", 6, 0.2),
         ("zb-h1{memory=2}", 2, 0.3),
+        ("gpipe{parts=2}", 4, 0.3),
         ("pipedream", 2, 0.2),
     ],
 )

@@ -210,7 +210,7 @@ class Pooled(nn.Module):
 
 
 @needs_clang
-@pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8", "ap_fixed<16,6>"])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16", "int8", "ap_fixed<16,6>"])
 def test_pooling_reaches_its_interval(precision: str, tmp_path: Path) -> None:
     """The emitted loops of a whole network, and once more with one partial result less."""
     graph = trace(Pooled().eval(), (torch.randn(1, 3, 16, 16),), source=Source("memory", ""))
