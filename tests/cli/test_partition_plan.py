@@ -1,8 +1,12 @@
 """``pipec partition`` reads what ``pipec compile`` wrote, with its own devices and links."""
 
 import json
+import re
 from pathlib import Path
 
+import pytest
+
+from pipec.partition.formats.workload import Workload
 from tests.cli.running import Pipec
 
 
@@ -87,3 +91,24 @@ def test_replicas_of_a_training_plan_hold_each_weight_once(pipec: Pipec, tmp_pat
     weights = 2 * 64 * 64 * 4
     assert pipec(*command, f"{2 * weights}").code == 0
     assert pipec(*command, f"{weights - 1}").code == 1
+
+
+def test_time_is_that_of_the_search_and_loads_have_a_unit(
+    pipec: Pipec, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A clock that stands still but for the reading of the plan: none of it is the search's."""
+    from pipec.cli import partition
+
+    out, now, read = tmp_path / "out", [0.0], partition._read_workload
+
+    def read_slowly(file: Path, **options: bool) -> Workload:
+        now[0] += 1000.0
+        return read(file, **options)
+
+    assert pipec("compile", model, "--devices", "2xcpu", "-o", out).code == 0
+    monkeypatch.setattr(partition, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(partition, "_read_workload", read_slowly)
+    found = pipec("partition", out).out
+    assert "time         0.000 s" in found
+    assert "load, s" in found
+    assert re.search(r"max load +[-+.e0-9]+ s\n", found)
