@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+import threading
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from datetime import timedelta
@@ -31,7 +32,7 @@ from pipec.runtime.ranks import start_ranks
 from pipec.runtime.recording import collect_rows, record, write_trace
 from pipec.runtime.rules import Correction
 from pipec.runtime.runner import Runner
-from pipec.runtime.train import FORMATS, save_tensors, train
+from pipec.runtime.train import check_tensors, save_tensors, train
 from pipec.schedule.schedule import Schedule
 
 _NO_FLUSH = "--schedule pipedream, for example, has none"
@@ -133,7 +134,10 @@ class RunOptions(Options):
                 got=self.every,
                 hint="name a --checkpoints directory",
             )
-        check_output(self.save, *FORMATS)
+        if self.timeout > threading.TIMEOUT_MAX:
+            want = f"at most {threading.TIMEOUT_MAX:g} seconds"
+            raise PipecError("no system waits so long", got=f"--timeout {self.timeout}", want=want)
+        check_tensors(self.save)
         check_output(self.trace, ".json")
         for path in (self.checkpoints, self.tensorboard):
             if path is not None and path.exists() and not path.is_dir():
@@ -231,9 +235,8 @@ def _keep(job: Job, wanted: Path | None, weights: dict[str, torch.Tensor]) -> No
     Raises:
         PipecError: They are somewhere else, and where.
     """
-    name, failure = "weights.safetensors", PipecError("the last checkpoint could not be written")
+    failure = PipecError("the last checkpoint could not be written")
     if wanted:
-        name = wanted.name
         try:
             save_tensors(weights, wanted)
         except PipecError as error:
@@ -241,7 +244,7 @@ def _keep(job: Job, wanted: Path | None, weights: dict[str, torch.Tensor]) -> No
         else:
             job.report_file(wanted, weights)
             return
-    safe = Path(tempfile.mkdtemp(prefix="pipec-")) / name
+    safe = Path(tempfile.mkdtemp(prefix="pipec-")) / "weights.safetensors"  # holds any numbers
     hint = f"the trained weights are in {safe}"
     try:
         save_tensors(weights, safe)

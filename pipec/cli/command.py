@@ -34,11 +34,12 @@ class Command(click.Command):
             if once and len(given) > 1:
                 both = " and ".join(dict.fromkeys(given))
                 raise click.UsageError(f"{both}: given {len(given)} times, only one can count", ctx)
-            value = ctx.params.get(str(option.name))
-            if isinstance(value, float) and not math.isfinite(value):
-                raise click.BadParameter(f"{value} is no number that can be meant", ctx, option)
-            if isinstance(value, int) and value.bit_length() > _BITS:
-                raise click.BadParameter(f"more than {_BITS} bits", ctx, option)
+            found = ctx.params.get(str(option.name))
+            for value in found if isinstance(found, tuple) else (found,):
+                if isinstance(value, float) and not math.isfinite(value):
+                    raise click.BadParameter(f"{value} is no number that can be meant", ctx, option)
+                if isinstance(value, int) and value.bit_length() > _BITS:
+                    raise click.BadParameter(f"more than {_BITS} bits", ctx, option)
         self._check_files(ctx)
         return left
 
@@ -63,6 +64,10 @@ def refuse(options: Iterable[str], why: str, *, unless: bool = False) -> None:
     """
     ctx = click.get_current_context()
     typed = {n for n in options if ctx.get_parameter_source(n) is ParameterSource.COMMANDLINE}
-    given = [p.opts[-1] for p in ctx.command.get_params(ctx) if p.name in typed]
+    given = [
+        (p.secondary_opts if ctx.params.get(str(p.name)) is False else p.opts)[-1]
+        for p in ctx.command.get_params(ctx)
+        if p.name in typed
+    ]
     if given and not unless:
         raise click.UsageError(f"{', '.join(given)}: {why}", ctx)

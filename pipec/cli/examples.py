@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from pipec.cli.command import Command
+from pipec.cli.command import Command, refuse
 from pipec.cli.console import indent_lines
 from pipec.errors import PipecError, did_you_mean
 from pipec.files import write_file
@@ -32,6 +32,7 @@ def command(name: str | None, output: Path, *, as_json: bool) -> None:
     """
     found = _examples()
     if name is None:
+        refuse(["output"], "only with the NAME of an example, which is copied there")
         listed = {n: _summary(path) for n, path in found.items()}
         wide = max(map(len, listed))
         lines = [indent_lines(f"{n:<{wide}}  {summary}", wide + 2) for n, summary in listed.items()]

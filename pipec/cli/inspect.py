@@ -1,7 +1,6 @@
 """``pipec inspect``: what is in an output directory."""
 
 import json
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -49,14 +48,8 @@ from pipec.report.plan_data import plan_data, stage_data
 @allow_namespace_option
 def command(directory: Path, **given: Any) -> None:
     """Show stages, balance, cuts, heaviest nodes and memory of the plan in DIRECTORY."""
-    shown = given["with_graph"] or given["stage"] is not None
-    refuse(["together"], "only with --cycles", unless=given["cycles"])
-    lists = given["stage"] is None or given["cycles"]
-    refuse(["heaviest"], "not beside --stage, which lists no nodes", unless=lists)
-    refuse(["phase"], "only with --graph or --stage", unless=shown)
-    stage, heaviest, as_json = given["stage"], given["heaviest"], given["as_json"]
-    check_output(given["svg"], ".svg")
-    check_output(given["trace"], ".json")
+    _check_options(given)
+    stage = given["stage"]
     allowed = import_namespaces(given["allow_namespace"])
     plan = load_plan(directory, allowed=allowed, check_weights=False)
     chosen = plan.stages if stage is None else (_stage(plan, stage),)
@@ -68,27 +61,52 @@ def command(directory: Path, **given: Any) -> None:
         assert isinstance(target, Cycles)
         found = target.cycles(plan, directory, together=given["together"])
         some = found if stage is None else [found[stage]]
-        if as_json:
+        if given["as_json"]:
             click.echo(json.dumps([asdict(c) for c in some], indent=2))
         else:
-            print_cycles(some, output(), heaviest)
+            print_cycles(some, output(), given["heaviest"])
         return
-    drawn = chosen if given["with_graph"] or (stage is not None and not as_json) else ()
-    graphs = {str(s.index): graph_to_python(_graph(s, given["phase"])) for s in drawn}
-    if as_json:
-        data = plan_data(plan, heaviest) if stage is None else stage_data(plan, chosen[0])
-        if axes := Axes.read(directory, plan.graph):
-            data["axes"] = asdict(axes)
-        if given["with_graph"]:
-            data["graphs"] = graphs
-        click.echo(json.dumps(data, indent=2))
+    drawn = given["with_graph"] or (stage is not None and not given["as_json"])
+    texts = {str(s.index): graph_to_python(_graph(s, given["phase"])) for s in chosen if drawn}
+    if given["as_json"]:
+        click.echo(json.dumps(_data(plan, directory, given, texts), indent=2))
         return
     if stage is None:
-        print_plan(plan, output(), heaviest)
-        for line in (*Axes.read(directory, plan.graph).lines(), *_list_confirmed(plan, directory)):
+        print_plan(plan, output(), given["heaviest"])
+        confirmed = map(_tell_confirmed, _list_confirmed(plan, directory))
+        for line in (*Axes.read(directory, plan.graph).lines(), *confirmed):
             click.echo(sanitize(line))
-    for text in graphs.values():
+    for text in texts.values():
         click.echo(sanitize(text))
+
+
+def _check_options(given: dict[str, Any]) -> None:
+    """Refuse what would have no effect, and files that cannot be written."""
+    stage, cycles = given["stage"], given["cycles"]
+    shown = given["with_graph"] or stage is not None
+    graphs = ("with_graph", "phase")
+    refuse(["together"], "only with --cycles", unless=cycles)
+    refuse(graphs, "not beside --cycles, which shows no graphs", unless=not cycles)
+    lists = stage is None or cycles
+    refuse(["heaviest"], "not beside --stage, which lists no nodes", unless=lists)
+    refuse(["phase"], "only with --graph or --stage", unless=shown)
+    check_output(given["svg"], ".svg")
+    check_output(given["trace"], ".json")
+
+
+def _data(
+    plan: Plan, directory: Path, given: dict[str, Any], graphs: dict[str, str]
+) -> dict[str, Any]:
+    stage = given["stage"]
+    if stage is None:
+        data = plan_data(plan, given["heaviest"])
+        if confirmed := _list_confirmed(plan, directory):
+            data["vitis"] = confirmed
+    else:
+        data = stage_data(plan, _stage(plan, stage))
+    if axes := Axes.read(directory, plan.graph):
+        data["axes"] = asdict(axes)
+    return {**data, "graphs": graphs} if given["with_graph"] else data
 
 
 def _draw(plan: Plan, *paths: Path | None) -> None:
@@ -96,17 +114,22 @@ def _draw(plan: Plan, *paths: Path | None) -> None:
         click.echo(f"wrote {draw(plan, path)}", err=True)
 
 
-def _list_confirmed(plan: Plan, directory: Path) -> Iterator[str]:
+def _list_confirmed(plan: Plan, directory: Path) -> list[dict[str, Any]]:
     """Which engines a vendor's tool has confirmed, if what was emitted has engines."""
     backend = load_backend(plan.target)
-    if not isinstance(backend, Cycles):
-        return
-    for stage in backend.engines(plan, directory, ()):
+    rows = []
+    for stage in backend.engines(plan, directory, ()) if isinstance(backend, Cycles) else ():
         found = [e for e in stage["engines"] if "vitis" in e]
         slower = [e["name"] for e in found if (e["vitis"]["ii"] or 0) > e["ii"]]
-        count = f"{len(found) or 'none'} of {len(stage['engines'])} engines"
-        reached = f"; slower than declared: {', '.join(slower)}" if slower else ""
-        yield f"{stage['name']}: Vitis HLS has reported {count}{reached}"
+        counts = {"engines": len(stage["engines"]), "reported": len(found)}
+        rows.append({"stage": stage["name"], **counts, "slower": slower})
+    return rows
+
+
+def _tell_confirmed(stage: dict[str, Any]) -> str:
+    count = f"{stage['reported'] or 'none'} of {stage['engines']} engines"
+    slower = "; slower than declared: " + ", ".join(stage["slower"]) if stage["slower"] else ""
+    return f"{stage['stage']}: Vitis HLS has reported {count}{slower}"
 
 
 def _graph(stage: Stage, phase: str | None) -> Graph:

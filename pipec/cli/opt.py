@@ -81,7 +81,7 @@ def command(source: Path, **given: Any) -> None:
     after, rows = _run(_clear_decisions(plan, pipeline), pipeline, given)
     if output is not None:
         graph_alone = output.endswith(".json") or (output == "-" and not _is_plan(source, text))
-        _write(after, output, graph_alone=graph_alone and not after.stages, force=given["force"])
+        _write(after, output, graph_alone=graph_alone and not after.stages, given=given)
     elif not (given["print_ir_after"] or given["print_ir_diff"] or rows):
         _tell("after all passes", plan, after)
     if given["as_json"]:
@@ -96,7 +96,7 @@ def _run(
 ) -> tuple[Plan, list[dict[str, Any]]]:
     """The plan after the passes, and the statistics if they are wanted."""
     done, rows = [plan], list[dict[str, Any]]()
-    apart = given["output"] == "-"  # the standard output is the text of the plan
+    apart = given["output"] == "-" or given["as_json"]  # the standard output holds one thing alone
 
     def observe(p: Pass, before: Plan, after: Plan, seconds: float) -> None:
         done.append(after)
@@ -138,18 +138,18 @@ def _read_text(path: Path) -> str:
         raise PlanError("no plan here", where=path, got=error, want=want, hint=hint) from error
 
 
-def _write(plan: Plan, output: str, *, graph_alone: bool, force: bool) -> None:
+def _write(plan: Plan, output: str, *, graph_alone: bool, given: dict[str, Any]) -> None:
     if not _is_text(output):
-        emit(plan, Path(output), force=force)
+        emit(plan, Path(output), force=given["force"])
     else:
         text = graph_to_text(plan.graph) if graph_alone else plan_to_text(plan)
         if output == "-":
             click.echo(text, nl=False)
             return
-        if Path(output).exists() and not force:
+        if Path(output).exists() and not given["force"]:
             raise PlanError("the file is there", where=output, hint="--force replaces it")
         write_file(Path(output), text)
-    click.echo(f"wrote {output}")
+    click.echo(f"wrote {output}", err=given["as_json"])
 
 
 _DECISIONS: dict[Fact, dict[str, object]] = {

@@ -1,5 +1,6 @@
 """``pipec profile``: run every node of a model, or the stages of a plan, and write their times."""
 
+import json
 import os
 import platform
 from collections.abc import Mapping
@@ -60,6 +61,7 @@ _OF_A_DIRECTORY = ("costs", "optimizer", "local", "seconds")
               help="DIRECTORY: for each stage.")  # fmt: skip
 @click.option("--heaviest", type=click.IntRange(0), default=10, show_default=True,
               help="Nodes to list.")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @progress_options
 @model_options
 def command(model: str, **given: Any) -> None:
@@ -90,7 +92,7 @@ def command(model: str, **given: Any) -> None:
         loaded = load(model, replace(load_options(given), **target.reads))
     table = _measure_nodes(target, loaded, kind, how, console)
     save_costs(given["output"], table, loaded.graph, _machine(device))
-    _summary(loaded, table, kind, given["heaviest"])
+    _summary(loaded, table, kind, given)
     console.print(f"wrote {given['output']}, times for devices of kind {kind}")
 
 
@@ -141,16 +143,24 @@ def _machine(device: str) -> str:
     return f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
 
 
-def _summary(loaded: Loaded, table: CostTable, kind: str, heaviest: int) -> None:
+def _summary(loaded: Loaded, table: CostTable, kind: str, given: Mapping[str, Any]) -> None:
     forward, backward = table.of(kind), table.backward.get(kind, {})
     seconds = {name: s + backward.get(name, 0.0) for name, s in forward.items()}
     total, back = sum(seconds.values()), sum(backward.values())
+    nodes = loaded.graph.nodes
+    rows: list[dict[str, Any]] = [
+        {"node": name, "origin": str(origin(nodes[name])), "seconds": seconds[name],
+         "share": seconds[name] / total if total else 0.0}
+        for name in sorted(seconds, key=lambda n: -seconds[n])[: given["heaviest"]]
+    ]  # fmt: skip
+    if given["as_json"]:
+        data = {"nodes": len(seconds), "seconds": total, "backward_seconds": back, "heaviest": rows}
+        click.echo(json.dumps(data, indent=2))
+        return
     part = f", {show(back, 's')} of it backward" if backward else ""
     click.echo(f"{len(seconds)} nodes, {show(total, 's')} in all{part}")
-    nodes = loaded.graph.nodes
-    for name in sorted(seconds, key=lambda n: -seconds[n])[:heaviest]:
-        share = seconds[name] / total if total else 0.0
-        click.echo(f"{show(seconds[name], 's'):>10} {share:6.1%}  {name}  {origin(nodes[name])}")
+    for r in rows:
+        click.echo(f"{show(r['seconds'], 's'):>10} {r['share']:6.1%}  {r['node']}  {r['origin']}")
 
 
 def profile_stages(directory: Path, given: Mapping[str, Any], how: Measuring, machine: str) -> None:
@@ -220,8 +230,9 @@ def _measure(
         found = profile_emitted(plan, stages, inputs, given["seconds"])
     if nodes is not None:
         save_costs(given["output"], found.add_to(nodes, plan, kind), loaded.graph, machine)
-        _tell(plan, found)
-        click.echo(f"wrote {given['output']}, times for devices of kind {kind}")
+        _tell(plan, found, as_json=given["as_json"])
+        text = f"wrote {given['output']}, times for devices of kind {kind}"
+        click.echo(text, err=given["as_json"])
 
 
 def _nodes(
@@ -232,14 +243,22 @@ def _nodes(
     return node_costs(target, loaded.graph, loaded.example_inputs, kind, how)
 
 
-def _tell(plan: Plan, found: Profile) -> None:
+def _tell(plan: Plan, found: Profile, *, as_json: bool) -> None:
+    stages, messages = [], []
     for stage in plan.stages:
         cost = found.stages[stage.cost_key]
         parts = {"F": cost.F, "B": cost.B, "I": cost.I, "W": cost.W, "step": cost.step}
-        shown = "  ".join(f"{k} {show(s, 's')}" for k, s in parts.items() if s)
-        click.echo(f"stage {stage.index}: {shown}")
-    if found.messages:
-        for nbytes, seconds in zip(found.messages.nbytes, found.messages.one_way, strict=True):
-            processor = found.messages.sending(nbytes)
-            text = f"{show(seconds, 's')} one way, {show(processor, 's')} of each processor"
-            click.echo(f"message of {show(float(nbytes), 'B')}: {text}")
+        stages.append({"stage": stage.index, **{k: s for k, s in parts.items() if s}})
+    if sent := found.messages:
+        for nbytes, seconds in zip(sent.nbytes, sent.one_way, strict=True):
+            both = {"one_way": seconds, "processor": sent.sending(nbytes)}
+            messages.append({"nbytes": nbytes, **both})
+    if as_json:
+        click.echo(json.dumps({"stage_seconds": stages, "message_seconds": messages}, indent=2))
+        return
+    for s in stages:
+        shown = "  ".join(f"{k} {show(v, 's')}" for k, v in s.items() if k != "stage")
+        click.echo(f"stage {s['stage']}: {shown}")
+    for m in messages:
+        text = f"{show(m['one_way'], 's')} one way, {show(m['processor'], 's')} of each processor"
+        click.echo(f"message of {show(float(m['nbytes']), 'B')}: {text}")

@@ -68,8 +68,9 @@ def command(**given: Any) -> None:
     if given["from_csv"] is not None:
         refuse(("name", "stages", "microbatches"), "not with --from-csv, which has it")
     elif given["name"] is None:
-        refuse(given, "name a schedule")
-        click.echo(_listing())
+        refuse({*given} - {"as_json"}, "name a schedule")
+        listed = [_describe(name) for name in names()]
+        click.echo(json.dumps(listed, indent=2) if given["as_json"] else _listing(listed))
         return
     refuse(["sends"], "only with --csv", unless=given["csv_to"] is not None)
     if given["csv_to"] == "-" and given["as_json"]:
@@ -92,15 +93,19 @@ def command(**given: Any) -> None:
         click.echo(_render(timeline))
 
 
-def _listing() -> str:
+def _describe(name: str) -> dict[str, Any]:
+    function = find_generator(name)
+    summary = next(iter((inspect.getdoc(function) or "").splitlines()), "").replace("``", "")
+    known = list(inspect.signature(function).parameters.values())[2:]
+    options = [{"name": p.name, "default": str(p.default)} for p in known]
+    return {"name": name, "summary": summary, "options": options}
+
+
+def _listing(listed: list[dict[str, Any]]) -> str:
     lines = []
-    for name in names():
-        function = find_generator(name)
-        known = list(inspect.signature(function).parameters.values())[2:]
-        options = ", ".join(f"{p.name}={p.default}" for p in known)
-        summary = next(iter((inspect.getdoc(function) or "").splitlines()), "").replace("``", "")
-        lines.append(indent_lines(f"{name:<14} {summary}", 15))
-        if known:
+    for s in listed:
+        lines.append(indent_lines(f"{s['name']:<14} {s['summary']}", 15))
+        if options := ", ".join(f"{o['name']}={o['default']}" for o in s["options"]):
             lines.append(indent_lines(f"{'':<14} options: {options}", 24))
     more = (
         "with a flush, also: replicas=1, adjacent=stages (or replicas): copies of the pipeline; "

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from pipec.cli.command import Command
+from pipec.cli.command import Command, refuse
 from pipec.cli.console import output, progress, progress_options
 from pipec.cli.options import allow_namespace_option, import_namespaces
 from pipec.compiler.backend import lacking, load_backend
@@ -56,6 +56,8 @@ def command(directory: Path, **given: Any) -> None:
     model, trust, as_json = given["model"], given["trust"], given["as_json"]
     allowed = import_namespaces(given["allow_namespace"])
     if given["timed"]:
+        others = ("model", "seed", "tolerance", "chain")
+        refuse(others, "not with --timed, which compares cycles of each stage's golden data")
         plan = load_plan(directory, allowed=allowed, check_weights=False)
         check_runnable(directory, None, plan.target, None, trust=trust)
         _check_cycles(plan, directory, as_json=as_json)

@@ -24,7 +24,7 @@ from pipec.runtime.program import Program
 from pipec.runtime.result import Result
 from pipec.runtime.stage import check_input
 from pipec.runtime.tensors import TensorType
-from pipec.runtime.train import FORMATS, Rounds, infer, save_tensors
+from pipec.runtime.train import Rounds, check_tensors, infer, save_tensors
 from pipec.user_module import user_code
 
 StageFunction = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
@@ -108,7 +108,7 @@ class Job:
                 got=self.outputs,
                 hint="--save keeps trained weights; --inference compiles the forward pass alone",
             )
-        check_output(self.outputs, *FORMATS)
+        check_tensors(self.outputs)
         check_output(self.metrics)
         if self.metrics and self.metrics.is_file() and not _is_json_lines(self.metrics):
             raise PipecError(

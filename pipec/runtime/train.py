@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from pipec.errors import PipecError
-from pipec.files import replacing, write_npz
+from pipec.files import check_output, replacing, write_npz
 from pipec.runtime.checkpoint import Checkpoints
 from pipec.runtime.figures import Figures, conclude, gather_figures
 from pipec.runtime.metrics import Observer, Step
@@ -145,6 +145,17 @@ FORMATS = (".safetensors", ".npz", ".pth", ".pt")
 """Endings of files of tensors that can be written."""
 
 
+def check_tensors(path: Path | None) -> None:
+    """See that tensors may be written here, before there are any; a device needs an ending too.
+
+    Raises:
+        PipecError: No file can be written here, or another ending.
+    """
+    check_output(path)
+    if path is not None and path.suffix not in FORMATS:
+        raise PipecError("no such format", got=path, want=" ".join(FORMATS))
+
+
 def save_tensors(outputs: Tensors, path: Path) -> None:
     """Write tensors by name, as the ending says: safetensors, NumPy, or torch's state dict.
 
@@ -153,8 +164,7 @@ def save_tensors(outputs: Tensors, path: Path) -> None:
     Raises:
         PipecError: Another ending, a dtype that NumPy does not know, or a full disk.
     """
-    if path.suffix not in FORMATS:
-        raise PipecError("no such format", got=path.name, want=" ".join(FORMATS))
+    check_tensors(path)
     try:
         with replacing(path) as place:
             _write({n: t.cpu().contiguous() for n, t in outputs.items()}, place)
