@@ -9,8 +9,9 @@ from pathlib import Path
 import click
 from click.core import ParameterSource
 
-_BITS = 63
-"""What a number in a graph, a file or a random generator may have, beside its sign."""
+_BITS = 62
+"""What a number in a graph, a file or a random generator may have, beside its sign and one more to
+count on from it."""
 
 
 class Command(click.Command):

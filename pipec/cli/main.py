@@ -2,6 +2,7 @@
 
 import gc
 import importlib
+import io
 import os
 import signal
 import sys
@@ -103,6 +104,9 @@ def main() -> None:
     gc.set_threshold(100_000, 50, 100)  # graphs are many objects that live long
     if os.environ.get("COLUMNS", "").strip("0") == "":
         os.environ.pop("COLUMNS", None)  # rich prints nothing on 0 columns
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")  # a name of bytes, or of other letters
     try:
         try:
             with interrupt_on(signal.SIGINT):

@@ -8,6 +8,7 @@ from typing import Any
 import click
 from torch import Tensor
 
+from pipec.cli.command import refuse
 from pipec.cli.options import allow_namespace_option, import_namespaces
 from pipec.cli.targets import TargetCommand, own_settings, target_of_plan
 from pipec.compiler.backend import load_backend
@@ -56,7 +57,9 @@ def command(ctx: click.Context, /, **given: Any) -> None:
     directory, trust = given["directory"], given["trust"]
     allowed = import_namespaces(given["allow_namespace"])
     plan = load_plan(directory, allowed=allowed)
-    backend = load_backend(plan.target)
+    backend, calls = load_backend(plan.target), bool(keys_of_calls(plan.graph))
+    idle = given["data"] and not calls
+    refuse(["model"], "not beside --data: nothing of the model is read", unless=not idle)
     job = Job(
         directory,
         backend.run_options(**own_settings(ctx, given)),
@@ -66,7 +69,7 @@ def command(ctx: click.Context, /, **given: Any) -> None:
     job.check(plan)
     if backend.runs_emitted_code:
         check_runnable(directory, plan.graph.source, plan.target, given["model"], trust=trust)
-    if keys_of_calls(plan.graph):
+    if calls:
         check_runnable(directory, plan.graph.source, plan.target, given["model"], trust=trust)
         bring_modules(plan, given["model"], trust=trust)
     backend.run(plan, job)

@@ -13,7 +13,6 @@ A text without separators is one graph, as `pipec.graph.serialize.dumps` writes 
 """
 
 import base64
-import binascii
 import json
 import re
 from collections.abc import Collection
@@ -105,7 +104,7 @@ def plan_from_text(text: str, cluster: Cluster, *, allowed: Collection[str] = ()
             (Path(folder) / PLAN).unlink()
             write_manifest(record, Path(folder))
             return load_plan(Path(folder), allowed=allowed)
-    except (ValueError, OSError, TypeError, AttributeError, binascii.Error) as error:
+    except (ValueError, OSError, TypeError, AttributeError, RecursionError) as error:
         raise PlanError("no text of a plan or graph", got=error) from error
 
 

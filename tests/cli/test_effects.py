@@ -1,7 +1,10 @@
 """No option is without effect, and what ``--json`` prints is alone on standard output."""
 
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -37,6 +40,7 @@ def loss(y):
         "inspect plan --cycles --graph",
         "inspect plan --cycles --stage 0 --phase B",
         "partition plan --bandwidth inf",
+        "verify plan --seed 9223372036854775807",
         "partition plan --planner pipedream --bandwidth 1e9 --bandwidth nan",
     ],
 )
@@ -117,6 +121,28 @@ def test_numbers_that_a_format_lacks_are_saved_in_another(pipec: Pipec, plan: Pa
     weights = load_file(safe)
     assert {t.dtype for t in weights.values()} == {torch.bfloat16}
     assert set(weights) == {"0.weight", "0.bias", "2.weight", "2.bias"}
+
+
+def test_a_model_beside_data_is_wrong_use(pipec: Pipec, plan: Path) -> None:
+    done = pipec("run", plan, "--local", "--data", "data.py:get", "--model", "other.py:net")
+    assert done.code == 2
+    assert "--model" in done.err
+
+
+def test_a_text_that_is_nested_too_deeply_is_refused(pipec: Pipec, tmp_path: Path) -> None:
+    (tmp_path / "deep.txt").write_text("[" * 100_000)
+    done = pipec("opt", tmp_path / "deep.txt", "--passes", "simulate")
+    assert done.code == 1
+    assert "no text of a plan or graph" in done.err
+
+
+def test_a_name_that_the_output_cannot_hold_is_escaped(tmp_path: Path) -> None:
+    line = "from pipec.cli.main import main; main()"
+    words = [sys.executable, "-c", line, "examples", "resnet", "-o", "a\udcff"]
+    env = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}
+    done = subprocess.run(words, capture_output=True, cwd=tmp_path, env=env, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(b"wrote a\\udcff/resnet.py")
 
 
 def test_a_time_that_no_system_waits_is_refused(pipec: Pipec, plan: Path) -> None:
