@@ -130,7 +130,7 @@ def share_out(sizes: Sequence[float], replicas: int) -> list[int]:
 
 def shares(sizes: Sequence[float], replicas: int) -> list[float]:
     """What part of a stage's parameters each replica steps; even ones if ``sizes`` is empty."""
-    if not sum(sizes):
+    if replicas == 1 or not sum(sizes):
         return [1 / replicas] * replicas
     owned = zip(share_out(sizes, replicas), sizes, strict=True)
     held = np.zeros(replicas)
