@@ -1,26 +1,35 @@
 """``--target onnx``: one model file per stage for onnxruntime or any other ONNX engine."""
 
+import json
+import math
+import re
 import shutil
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from pipec.backends.onnx.assembled import Assembly, Written
 from pipec.backends.onnx.exported import StageExporter
 from pipec.backends.onnx.files import Names, check_file, check_shapes, write_model
-from pipec.backends.onnx.profile import profile
-from pipec.backends.onnx.runner import onnx_runner
 from pipec.compiler.backend import Backend, Emitted
 from pipec.compiler.comparison import OTHER_KERNELS, REWRITTEN, rounding_tolerance
+from pipec.compiler.job import StageFunction
 from pipec.compiler.stage_timing import sum_stage_times
-from pipec.errors import BackendError, PipecError, list_lines
-from pipec.graph.arrays import ONNX_TYPES
+from pipec.errors import BackendError, PipecError, first_line, list_lines
+from pipec.frontends.base import LoadOptions
+from pipec.frontends.onnx.evaluation import evaluate_file
+from pipec.frontends.onnx.frontend import session
+from pipec.graph.arrays import ONNX_TYPES, to_array
 from pipec.graph.axes import Axes, reason
 from pipec.graph.eager import EAGER
-from pipec.graph.ir import Graph, InputKind, OutputKind, origin, tensors
+from pipec.graph.ir import Graph, InputKind, OutputKind, origin, tensor, tensors
 from pipec.graph.lower import lower
+from pipec.graph.opaque import engine_errors, lacks_kernel, ort_session, ort_type, run_session
 from pipec.graph.quantised import QUANTISED
 from pipec.graph.rules import OWN_NAMESPACES
 from pipec.graph.torch_private import OpOverload, namespace_of
@@ -178,3 +187,100 @@ def _write(directory: Path, stages: Iterable[Written]) -> None:
         write_model(proto, weights, path)
         check_file(path)
         onnx_runner(path, names, lower(stage.graph).graph)  # its types must be the graph's
+
+
+def onnx_runner(path: Path, names: Names, graph: Graph) -> StageFunction:
+    """A function that runs a model file through onnxruntime on the CPU.
+
+    Raises:
+        BackendError: onnxruntime refuses the file.
+    """
+    fused = not any(n.target in QUANTISED for n in graph.calls)
+    try:
+        engine = ort_session(str(path), threads=torch.get_num_threads(), fused=fused)
+    except engine_errors() as error:
+        raise BackendError(
+            "onnxruntime refuses an emitted stage",
+            where="/".join(path.parts[-2:]),
+            got=first_line(error),
+            hint=_NO_KERNEL if lacks_kernel(error) else None,
+        ) from error
+    nodes = graph.nodes
+    types = {o.name: tensor(nodes[o.node]).dtype for o in graph.outputs}
+    wanted = {i.name for i in graph.inputs if not i.kind.is_weight}
+    if names.inputs.keys() != wanted or not names.outputs.keys() <= types.keys():
+        raise BackendError(
+            "a stage's names are not those of its graph",
+            where=path,
+            got=", ".join((*names.inputs, *names.outputs)),
+            want=", ".join((*wanted, *types)),
+        )
+    ports = [{v.name for v in ends} for ends in (engine.get_inputs(), engine.get_outputs())]
+    for ends, own in zip(ports, (names.inputs, names.outputs), strict=True):
+        if not ends >= {*own.values()}:
+            raise BackendError(
+                "a stage's names are not those of its file", where=path, got=own, want=ends
+            )
+    made_as = {names.outputs[name]: types[name] for name in names.outputs}
+    _check_types(engine, made_as, path)
+
+    def run(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        fed = {names.inputs[n]: inputs[n] for n in names.inputs}
+        try:
+            results = run_session(engine, fed, made_as)
+        except engine_errors() as error:
+            raise BackendError(
+                "onnxruntime fails on a stage", where=path, got=first_line(error)
+            ) from error
+        return {name: results[onnx_name] for name, onnx_name in names.outputs.items()}
+
+    return run
+
+
+def _check_types(engine: Any, made_as: Mapping[str, torch.dtype], path: Path) -> None:
+    for value in engine.get_outputs():
+        want = made_as.get(value.name)
+        if want is not None and value.type != ort_type(want):
+            raise BackendError(
+                "a stage yields another type than the plan says",
+                where=f"{path}, {value.name}",
+                got=value.type,
+                want=want,
+            )
+
+
+_NO_KERNEL = (
+    "on the CPU it does not take every type, such as bfloat16: --target torch, or save the model "
+    "in float32"
+)
+
+
+_KERNEL = re.compile(r"#(\d+)_kernel_time")
+
+
+def profile(graph: Graph, inputs: Mapping[str, Tensor], runs: int) -> dict[str, float]:
+    """Seconds of every call of a graph that was an ONNX file.
+
+    Of each ONNX node the fastest run counts, as onnxruntime's clock goes on while others have the
+    processor. The first of the calls that stand for a node has them all.
+
+    Raises:
+        FrontendError: The file cannot be read, or onnxruntime refuses it.
+    """
+    evaluation = evaluate_file(Path(graph.source.location), LoadOptions.of(graph.source))
+    fed = {
+        n: v if isinstance(v, np.ndarray) else to_array(inputs[n])
+        for n, v in evaluation.inputs.items()
+    }
+    names = [o.name for o in evaluation.model.proto.graph.output]
+    with tempfile.TemporaryDirectory() as folder:
+        engine = session(evaluation.model, profile=Path(folder) / "profile")
+        for _ in range(runs):
+            engine.run(names, fed)
+        events = json.loads(Path(engine.end_profiling()).read_text(encoding="utf-8"))
+    took = dict[int | None, float]()
+    for event in events:
+        if found := _KERNEL.fullmatch(event["name"]):
+            k = int(found[1])
+            took[k] = min(took.get(k, math.inf), event["dur"] * 1e-6)
+    return {n.name: took.pop(origin(n).index, 0.0) for n in graph.calls}

@@ -7,11 +7,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar
 
+import torch
+
 from pipec.backends.torch import run as engine
 from pipec.backends.torch.exported import OpenStage, export_stage, write_exported
 from pipec.backends.torch.launcher import train_script
 from pipec.backends.torch.open_axes import find_axes, read_axes
-from pipec.backends.torch.runner import stage_runner
 from pipec.compiler.backend import Backend, Emitted
 from pipec.compiler.comparison import OTHER_KERNELS, REWRITTEN, SAME_KERNELS, rounding_tolerance
 from pipec.compiler.declared import Options, option
@@ -19,12 +20,14 @@ from pipec.compiler.job import Job, StageFunction
 from pipec.compiler.profile import Profile, Profiler
 from pipec.compiler.sizes import resize_plan
 from pipec.compiler.stage_timing import sum_stage_times
-from pipec.errors import BackendError, list_lines
+from pipec.errors import BackendError, first_line, list_lines
 from pipec.graph.axes import Axes
 from pipec.graph.eager import eager_parts
-from pipec.graph.ir import InputKind, OutputKind, origin, tensor
+from pipec.graph.ir import Graph, InputKind, OutputKind, origin, tensor
 from pipec.graph.lower import lower
+from pipec.graph.open_sizes import resize_graph
 from pipec.graph.quantised import QUANTISED
+from pipec.graph.size_formula import SizedArgument
 from pipec.plan.model import Plan, Stage, StageTiming
 from pipec.plan.weights import WEIGHTS, all_have_data, owners, stage_folder, write_weights
 from pipec.runtime.device import Device
@@ -187,3 +190,42 @@ def _eager(stage: Stage) -> tuple[str, ...]:
     """A note of the parts of a stage that run as modules under autograd."""
     parts = dict.fromkeys(eager_parts(stage.graph).values())
     return (f"runs eagerly, as a module under autograd: {', '.join(parts)}",) if parts else ()
+
+
+def stage_runner(
+    graph: Graph,
+    weights: Mapping[str, torch.Tensor],
+    sized: Sequence[SizedArgument] | None = None,
+) -> StageFunction:
+    """A function that runs a pure stage graph eagerly.
+
+    Returns:
+        From user inputs and values by name to outputs and values by name. Gradients are off; the
+        weights are never written.
+    """
+    by_node = {i.node: weights[i.name] for i in graph.inputs if i.kind.is_weight}
+    fakes = {i.name: tensor(graph.node(i.node)) for i in graph.inputs if i.node not in by_node}
+    modules = {tuple(tuple(t.shape) for t in fakes.values()): graph.module}
+
+    def module(inputs: Mapping[str, torch.Tensor]) -> torch.fx.GraphModule:
+        shapes = {name: tuple(inputs[name].shape) for name in fakes}
+        key = tuple(shapes.values())
+        if key not in modules and sized is not None:
+            modules[key] = resize_graph(graph, sized, shapes).module
+        return modules.get(key, graph.module)
+
+    def run(inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        missing = [i.name for i in graph.inputs if i.node not in by_node and i.name not in inputs]
+        if missing:
+            where = type(graph.module).__name__
+            raise BackendError("a stage lacks inputs", where=where, got=", ".join(missing))
+        args = [by_node[i.node] if i.node in by_node else inputs[i.name] for i in graph.inputs]
+        try:
+            with torch.no_grad():
+                results = module(inputs)(*args)
+        except (RuntimeError, ValueError, IndexError) as error:
+            where, problem = type(graph.module).__name__, first_line(error)
+            raise BackendError("torch fails on a stage", where=where, got=problem) from error
+        return {o.name: value for o, value in zip(graph.outputs, results, strict=True)}
+
+    return run

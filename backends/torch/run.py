@@ -12,32 +12,83 @@ from typing import Any
 import click
 import torch
 
-from pipec.backends.torch.any_size import AnySize
 from pipec.backends.torch.open_axes import read_axes
 from pipec.compiler.declared import Options, option
 from pipec.compiler.endless import endless
 from pipec.compiler.job import Job
+from pipec.compiler.sizes import resize_plan
 from pipec.errors import PipecError
 from pipec.files import check_output
+from pipec.graph.axes import Axes
 from pipec.graph.eager import eager_parts
+from pipec.graph.ir import InputKind, tensor
 from pipec.plan.model import Plan
 from pipec.runtime.agreement import agree
 from pipec.runtime.builders import optimizer_from_text, scheduler_from_text
 from pipec.runtime.checkpoint import Checkpoints
 from pipec.runtime.device import local_device
 from pipec.runtime.distributed import pipeline_of, process_group
-from pipec.runtime.executor import OnNan, Settings
+from pipec.runtime.executor import Batch, OnNan, Settings
 from pipec.runtime.metrics import Observer, Steady, TensorBoard
+from pipec.runtime.program import Program
 from pipec.runtime.ranks import start_ranks
 from pipec.runtime.recording import collect_rows, record, write_trace
+from pipec.runtime.result import Result
 from pipec.runtime.rules import Correction
 from pipec.runtime.runner import Runner
+from pipec.runtime.shares import Shares
 from pipec.runtime.train import check_tensors, save_tensors, train
 from pipec.schedule.schedule import Schedule
 
 _NO_FLUSH = "--schedule pipedream, for example, has none"
 _TRAINING = ("optimizer", "lr_schedule", "clip", "on_nan", "spike", "loss_scale", "save",
              "checkpoints")  # fmt: skip
+
+
+Shape = tuple[tuple[int, ...], ...]
+"""Shapes of all inputs, in the order of the graph."""
+
+
+class AnySize:
+    """Runs rounds of a pipeline; its stages are made anew for every new shape of the inputs."""
+
+    def __init__(self, pipeline: Runner, axes: Axes, batch: Batch) -> None:
+        self._pipeline, self._axes, self._batch = pipeline, axes, batch
+        self.program = first = pipeline.program
+        graph = first.plan.graph
+        inputs = graph.inputs_of(InputKind.INPUT)
+        self._planned = {i.name: tuple(tensor(graph.node(i.node)).shape) for i in inputs}
+        self._cache: dict[Shape, tuple[int, Program]] = {tuple(self._planned.values()): (0, first)}
+
+    def round(self) -> Result:
+        """Run the schedule once.
+
+        Raises:
+            GraphError: A stage does not take the sizes of a microbatch.
+        """
+        schedule = self._pipeline.program.schedule
+        begin = self._pipeline.executors[0].microbatch
+        numbers = []
+        for k in range(schedule.microbatches):
+            number, self.program = self._make(begin + k)
+            numbers.append(number)
+        return self._pipeline.round(Shares(shapes=numbers))
+
+    def _make(self, microbatch: int) -> tuple[int, Program]:
+        sizes = self._axes.sizes_of(self._batch(microbatch))
+        shapes = self._axes.shapes(self._planned, sizes)
+        key = tuple(map(tuple, shapes.values()))
+        if key not in self._cache:
+            first = self._pipeline.program
+            plan = resize_plan(first.plan, self._axes, shapes)
+            program = Program.of(plan, first.schedule)
+            numbers = {e.add_shape(program) for e in self._pipeline.executors}
+            self._cache[key] = numbers.pop(), program
+        return self._cache[key]
+
+    def outputs(self, found: dict[str, torch.Tensor]) -> dict[str, torch.Tensor] | None:
+        """The outputs of all ranks, on the first one."""
+        return self._pipeline.outputs(found)
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ class Memory:
         workspace: One of `WORKSPACES` to what such an action allocates while it runs, beyond all
             that is listed here.
         slots: Receives of one channel that the transport posts ahead of the row; it also keeps
-            what it sent until a reply comes (`pipec.simulate.posted`). 0: buffers are there
+            what it sent until a reply comes (`pipec.simulate.spans`). 0: buffers are there
             from the send's start, values until its end.
         saved_too: Names of channels whose value the sender saves for its backward anyway.
         outputs: Bytes of the model's outputs, of one microbatch's F; they stay until the end.

@@ -13,8 +13,8 @@ import torch
 from onnx import helper, numpy_helper
 from torch import Tensor, nn
 
-from pipec.backends.torch.any_size import AnySize
 from pipec.backends.torch.open_axes import read_axes
+from pipec.backends.torch.run import AnySize
 from pipec.compiler.backend import load_backend
 from pipec.compiler.driver import emit
 from pipec.compiler.job import run_chain

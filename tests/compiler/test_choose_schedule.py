@@ -8,12 +8,12 @@ import pytest
 from rich.console import Console
 
 from pipec.cluster.cluster import Cluster, Link, parse_cluster
-from pipec.compiler.choose_schedule import choose_schedule
 from pipec.compiler.complete import complete
 from pipec.compiler.driver import default_passes, emit, make_plan
 from pipec.compiler.pass_manager import run_passes
 from pipec.errors import ScheduleError
 from pipec.graph.ir import Graph
+from pipec.passes.schedule import choose_schedule
 from pipec.plan.model import Plan, Tried
 from pipec.plan.store import load_plan
 from pipec.report.plan import print_plan
