@@ -14,7 +14,6 @@ import numpy as np
 from torch import fx
 
 from pipec.cluster.cluster import Cluster, Link, slowest_link
-from pipec.cluster.device import Device as PhysicalDevice
 from pipec.compiler.backend import load_backend
 from pipec.compiler.capabilities import Cuts
 from pipec.compiler.cut_search import Cut, CutSearch
@@ -245,7 +244,9 @@ class PartitionPass(Pass):
             try:
                 cut = self._cut(plan, costs, place)
             except PartitionError:
-                roomy = replace(cluster, devices=tuple(map(_without_limit, cluster.devices)))
+                roomy = replace(
+                    cluster, devices=tuple(replace(d, memory_bytes=inf) for d in cluster.devices)
+                )
                 cut = self._cut(plan.replace(cluster=roomy), costs, place)
             known[key] = costs, cut.stage  # the costs are kept, so that no others get their id
         return [known[key][1]]
@@ -285,7 +286,8 @@ class PartitionPass(Pass):
             return cut
         # the stages of one device add up: give each an equal part of it, where that can be done
         try:
-            return solve(memory / _count_beside(place))
+            count = Counter(d for stage in place.forward for d in stage)
+            return solve(memory / [max(count[d] for d in stage) for stage in place.forward])
         except PartitionError:
             return cut
 
@@ -337,12 +339,6 @@ def _holds(cluster: Cluster, place: Placement, cut: CutResult) -> bool:
     several = np.bincount([d for stage in place.forward for d in stage], minlength=len(used)) > 1
     limit = np.array([d.memory_bytes for d in cluster.devices])
     return bool((used <= limit)[several].all())
-
-
-def _count_beside(place: Placement) -> IntArray:
-    """Most stages on any device of each stage."""
-    count = Counter(d for stage in place.forward for d in stage)
-    return np.array([max(count[d] for d in stage) for stage in place.forward])
 
 
 def _check_fit(stages: int, devices: int, plan: Plan) -> None:
@@ -403,7 +399,3 @@ def _of_step(graph: Graph, cut: Cut, compute: Schedule) -> Partition:
         method=cut.method,
         step_seconds=cut.timeline.seconds,
     )
-
-
-def _without_limit(device: PhysicalDevice) -> PhysicalDevice:
-    return replace(device, memory_bytes=inf)

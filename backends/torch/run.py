@@ -224,20 +224,15 @@ def run(plan: Plan, job: Job, options: RunOptions) -> None:
         if not options.local:
             torch.set_num_threads(max(1, (os.cpu_count() or 1) // plan.schedule.devices))
             stack.enter_context(process_group(patience, options.device))
-            agree(_common_options(job, options))
+            common = {f.name.replace("_", "-"): getattr(options, f.name) for f in fields(options)}
+            common |= {"data": job.data, "rounds": job.rounds}  # the pipeline compares the others
+            agree({f"--{name}": str(value) for name, value in common.items()})
         order = plan.schedule if options.drain else endless(plan)
         device = local_device(options.device) if options.local else options.device
         pipeline = pipeline_of(
             plan, job.batch(), settings, schedule=order, timeout=patience, device=device
         )
         _finish(plan, job, options, pipeline)
-
-
-def _common_options(job: Job, options: RunOptions) -> dict[str, str | None]:
-    """Options that are the same on all ranks, besides those that the pipeline itself compares."""
-    values = {f.name.replace("_", "-"): getattr(options, f.name) for f in fields(options)}
-    values |= {"data": job.data, "rounds": job.rounds}
-    return {f"--{name}": str(value) for name, value in values.items()}
 
 
 def _finish(plan: Plan, job: Job, options: RunOptions, pipeline: Runner) -> None:

@@ -85,10 +85,13 @@ def trace_joint(
     with tracing() as mode, attention:
         inputs = fake_inputs(stage, mode)
         joint = _joint_function(stage, wanted, gradients)
-        given = [fake_like(t, mode, contiguous=True) for t in _list_gradients(stage, gradients)]
+        outputs = [stage.node(stage.outputs[k].node).meta["val"] for k in gradients]
+        given = [fake_like(t, mode, contiguous=True) for t in outputs]
         module = _trace(joint, [*inputs, *given])
         drop_aliases(module.graph)
-        if _has_mutation(module.graph):
+        if any(
+            isinstance(op := n.target, OpOverload) and is_mutable(op) for n in module.graph.nodes
+        ):
             module = _functional(module, [*inputs, *given], mode)
     views_to_reshape(module.graph)
     drop_double_transposes(module.graph)
@@ -98,11 +101,6 @@ def trace_joint(
     names += [f"grad_{stage.outputs[k].node}" for k in gradients]
     updated = {o.name for o in stage.outputs_of(OutputKind.BUFFER_UPDATE)} - set(names)
     return Joint(copy_graph(module.graph, names, updated), stage, gradients, wanted)
-
-
-def _list_gradients(stage: Graph, gradients: tuple[int, ...]) -> list[torch.Tensor]:
-    nodes = stage.nodes
-    return [nodes[stage.outputs[k].node].meta["val"] for k in gradients]
 
 
 def _joint_function(
@@ -154,10 +152,6 @@ def _refuse_sparse(stage: Graph, gradients: Mapping[int, torch.Tensor | None]) -
 
 def _trace(function: Callable[..., Any], args: list[torch.Tensor]) -> fx.GraphModule:
     return make_fx(function, tracing_mode="real", _allow_non_fake_inputs=True)(*args)
-
-
-def _has_mutation(graph: fx.Graph) -> bool:
-    return any(isinstance(n.target, OpOverload) and is_mutable(n.target) for n in graph.nodes)
 
 
 def _functional(

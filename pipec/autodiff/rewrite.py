@@ -71,7 +71,9 @@ def recompute_values(training: Training, values: Collection[str]) -> Training:
                     "a random value cannot be computed again", where=name, got=node.name
                 )
     found = Replays(training, again)
-    F = _yielding(training.F, found.read)
+    outputs = [o for o in training.F.outputs if o.kind is not OutputKind.SAVED]
+    outputs += [GraphOutput(n, OutputKind.SAVED, n) for n in training.F.nodes if n in found.read]
+    F = _copy_for(training.F, outputs)
     return Training(F, found.B.graph(), found.I.graph(), found.W.graph())
 
 
@@ -245,14 +247,8 @@ def _calls(node: fx.Node) -> bool:
     return node.op == "call_function"
 
 
-def _yielding(forward: Graph, saved: Collection[str]) -> Graph:
-    """F with other saved values, and without what is then computed for nothing."""
-    outputs = [o for o in forward.outputs if o.kind is not OutputKind.SAVED]
-    outputs += [GraphOutput(n, OutputKind.SAVED, n) for n in forward.nodes if n in saved]
-    return _copy_for(forward, outputs)
-
-
 def _copy_for(graph: Graph, outputs: list[GraphOutput]) -> Graph:
+    """A graph with other outputs, and without what is then computed for nothing."""
     needed = ancestors(graph.node(o.node) for o in outputs)
     return copy_calls(graph, graph.inputs, [n for n in graph.calls if n in needed], outputs)
 

@@ -58,7 +58,8 @@ class _Splitter:
         }
         self._received = [n for _, n in self._results.received]
         self._weights = [n for _, n in self._results.weights]
-        self._forward = self._forward_nodes()
+        needed = ancestors(self._results.outputs)
+        self._forward = needed | self._items_of(needed) | set(self._stage_inputs)
 
     def forward_backward(self) -> tuple[Graph, Graph]:
         roots = [*self._received, *self._weights, *self._gradient_inputs]
@@ -87,11 +88,6 @@ class _Splitter:
         I = self._graph("I", i_nodes, outputs, i_read)  # noqa: E741
         W = self._graph("W", w_nodes, self._gradients(received=False, weights=True), w_read)
         return I, W
-
-    def _forward_nodes(self) -> set[fx.Node]:
-        """What the outputs need, the items of its tuples, and all of the stage's placeholders."""
-        needed = ancestors(self._results.outputs)
-        return needed | self._items_of(needed) | set(self._stage_inputs)
 
     @staticmethod
     def _items_of(nodes: set[fx.Node]) -> set[fx.Node]:

@@ -76,7 +76,8 @@ class TargetCommand(Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read the command line; an option of another target is refused by its name."""
-        name = self._target(args) or ctx.lookup_default("target") or self._default()
+        usual = next((str(p.default) for p in self.params if p.name == "target"), None)
+        name = self._target(args) or ctx.lookup_default("target") or usual
         backend = None if name is None else load_backend(name)
         ctx.meta["own"] = [] if backend is None else _options(self._declared(backend))
         taken = {p.name for p in self.get_params(ctx)}
@@ -115,9 +116,6 @@ class TargetCommand(Command):
     def of_targets(self) -> list[click.Option]:
         """The options that any target declares for this command."""
         return [option for options in self._every().values() for option in options]
-
-    def _default(self) -> str | None:
-        return next((str(p.default) for p in self.params if p.name == "target"), None)
 
     def _every(self) -> dict[str, list[click.Option]]:
         names = entries("pipec.backends")

@@ -134,7 +134,8 @@ class CutSearch:
             except ScheduleError as error:  # the channels of this cut let the order deadlock
                 stuck.append(error)
                 continue
-            over = self._fullest(timeline)
+            peaks = zip(timeline.peak_bytes, self.limits, strict=False)
+            over = max(p / limit if limit else inf for p, limit in peaks)
             closest = min(closest, over)
             loose = min(loose, float(bounds[k])) if over > 1 else loose
             if over <= 1 and timeline.seconds < seconds:
@@ -403,10 +404,6 @@ class CutSearch:
     def _flight(self) -> list[int]:
         """Most microbatches of each stage between F and its B or I on a device."""
         return [turns.most for turns in in_flight(self.compute, whole=True)]
-
-    def _fullest(self, timeline: Timeline) -> float:
-        peaks = zip(timeline.peak_bytes, self.limits, strict=False)
-        return max(p / limit if limit else inf for p, limit in peaks)
 
     def _least(self) -> float:
         """A time that no cut is faster than: the work dealt out evenly, or the heaviest unit."""

@@ -151,12 +151,6 @@ def _torchtitan(split: Split) -> str:
     )
 
 
-def _megatron(split: Split) -> str:
-    """Megatron-LM's layout string."""
-    layout = Layout(split.numbered, 0, len(split.parts) - 1)
-    return f"--pipeline-model-parallel-layout '{layout}'"
-
-
 def _deepspeed(split: Split) -> str:
     """A PipelineModule that is cut like the split, for a list of exactly these layers."""
     ends = [0, *np.cumsum([len(part) for part in split.parts]).tolist()]
@@ -179,11 +173,6 @@ def _deepspeed(split: Split) -> str:
     )
 
 
-def _vllm(split: Split) -> str:
-    """Layers of every rank."""
-    return f"VLLM_PP_LAYER_PARTITION={','.join(map(str, split.numbered))}"
-
-
 def _llama(split: Split) -> str:
     """Shares of every GPU; the output counts as one layer more, on the last."""
     counts = [*split.numbered[:-1], split.numbered[-1] + 1]
@@ -195,9 +184,11 @@ def _llama(split: Split) -> str:
 FORMATS: dict[str, Callable[[Split], str]] = {
     "deepspeed": _deepspeed,
     "llama.cpp": _llama,
-    "megatron": _megatron,
+    "megatron": lambda split: (
+        f"--pipeline-model-parallel-layout '{Layout(split.numbered, 0, len(split.parts) - 1)}'"
+    ),
     "torch": _torch,
     "torchtitan": _torchtitan,
-    "vllm": _vllm,
+    "vllm": lambda split: f"VLLM_PP_LAYER_PARTITION={','.join(map(str, split.numbered))}",
 }
 """Runtime to the text for it; a PartitionError says what it cannot have."""

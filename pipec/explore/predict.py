@@ -131,7 +131,9 @@ class Predictor:
             return replace(not_timed(candidate, found.bound), loose_seconds=found.loose)
         except PipecError as error:
             tight = isinstance(error, PartitionError | PlanError)
-            return Prediction(candidate, inf, bound, tight=tight, problem=_shorten(error))
+            return Prediction(
+                candidate, inf, bound, tight=tight, problem=" ".join(str(error).split())[:160]
+            )
 
     def make(self, candidate: Candidate) -> Plan:
         """The plan of a candidate; each is made once.
@@ -260,10 +262,6 @@ def not_timed(candidate: Candidate, bound: float) -> Prediction:
     """A candidate that is not timed; its bound says that it need not be, 0 if none is known."""
     why = f"{NOT_TIMED}: takes {bound:.4g} s at least" if bound else NOT_TIMED
     return Prediction(candidate, inf, bound, problem=why)
-
-
-def _shorten(error: PipecError) -> str:
-    return " ".join(str(error).split())[:160]
 
 
 def fastest_first(predictions: Sequence[Prediction]) -> tuple[Prediction, ...]:

@@ -119,7 +119,10 @@ class Search:
                 model without a loss, which has one.
         """
         maker = self.maker()
-        batch = self.batch if self.batch is not None else self._default_batch(maker)
+        batch = self.batch
+        if batch is None:
+            count = max(self.microbatches or 0, 0) or SAMPLES * self.cluster.size
+            batch = maker.traced_batch * count
         tried = self._candidates(maker, batch)
         more = {"synthesized": not self.schedules, "parts": not self.schedules and not self.stages}
         key = content_key(maker, tried, batch, **more)
@@ -134,10 +137,6 @@ class Search:
     def maker(self) -> Maker:
         """What makes plans of candidates."""
         return Maker(self.model, self.cluster, self.target, self.costs, self.settings)
-
-    def _default_batch(self, maker: Maker) -> int:
-        counted = self.microbatches or 0
-        return maker.traced_batch * (counted if counted > 0 else SAMPLES * self.cluster.size)
 
     def _candidates(self, maker: Maker, batch: int) -> list[Candidate]:
         """Those that are as asked for; a model that cannot be read again keeps its microbatch."""

@@ -90,7 +90,12 @@ def _import_function(spec: str) -> Any:
             "the factory is not named", got=spec, want="path/file.py:factory, a function's name"
         )
     name = match["name"] or match["attribute"]
-    module = _from_file(Path(match["file"])) if match["file"] else _from_package(match["module"])
+    if match["file"]:
+        module = _from_file(Path(match["file"]))
+    else:
+        what = f"the module {match['module']} cannot be imported"
+        with user_code(what, "is it installed, or on PYTHONPATH?"):
+            module = importlib.import_module(match["module"])
     if not hasattr(module, name):
         hint = did_you_mean(name, vars(module))
         raise FrontendError("no such factory", where=spec, got=name, hint=hint)
@@ -135,11 +140,6 @@ def _check(made: object, spec: str) -> FactoryResult:
         )
     loss = as_loss(parts[2], spec) if len(parts) == 3 and parts[2] is not None else None
     return FactoryResult(parts[0], parts[1] if len(parts) > 1 else None, loss)
-
-
-def _from_package(name: str) -> ModuleType:
-    with user_code(f"the module {name} cannot be imported", "is it installed, or on PYTHONPATH?"):
-        return importlib.import_module(name)
 
 
 def _from_file(path: Path) -> ModuleType:

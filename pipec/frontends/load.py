@@ -43,23 +43,16 @@ def reader(spec: str) -> Frontend:
 
     Raises:
         FrontendError: None does.
+        PipecError: What is registered as one is no front end.
     """
-    known = [find_frontend(name) for name in registry.entries(GROUP)]
+    names = registry.entries(GROUP)
+    known = [registry.load_class(GROUP, n, Frontend)() for n in names]  # type: ignore[type-abstract]
     for candidate in known:
         if candidate.accepts(spec):
             return candidate
     raise FrontendError(
         "no front end reads this model", got=spec, want=" or ".join(f.pattern for f in known)
     )
-
-
-def find_frontend(name: str) -> Frontend:
-    """The front end registered as ``name``.
-
-    Raises:
-        PipecError: There is none, or what is registered is no front end.
-    """
-    return registry.load_class(GROUP, name, Frontend)()  # type: ignore[type-abstract]
 
 
 def check_runnable(

@@ -90,7 +90,8 @@ class Inference:
         if key not in _inferred:
             if len(_inferred) >= _MOST:
                 _inferred.clear()
-            _inferred[key] = result_type(node.target, *fx.map_arg((node.args, node.kwargs), _value))
+            given = fx.map_arg((node.args, node.kwargs), lambda n: n.meta.get("val"))
+            _inferred[key] = result_type(node.target, *given)
         found, annotated = _inferred[key], self.read_type(node)
         if found in (annotated, UNKNOWN):
             return None
@@ -130,10 +131,6 @@ def result_type(op: OpOverload, args: Any, kwargs: Mapping[str, Any]) -> Type:
         return UNKNOWN
     except Exception as error:
         return f"an op that cannot take them: {first_line(error)}"
-
-
-def _value(node: fx.Node) -> Any:
-    return node.meta.get("val")
 
 
 def _fake(value: Any) -> Any:

@@ -96,7 +96,8 @@ class Retraced:
         Raises:
             PlanError: The model is another one, or is another one at this shape.
         """
-        made = self._cut(self._as_compiled(inputs), self._passes)
+        passes = "insert-comm,differentiate" if self.plan.trains else "insert-comm"
+        made = self._cut(self._as_compiled(inputs), passes)
         if {c.name for c in made.channels} != {c.name for c in self.plan.channels}:
             raise PlanError(
                 "at this shape the model sends other values between its stages",
@@ -105,10 +106,6 @@ class Retraced:
             )
         made = made.replace(slots=self.plan.slots)
         return Program.of(made, self.plan.schedule)
-
-    @property
-    def _passes(self) -> str:
-        return "insert-comm,differentiate" if self.plan.trains else "insert-comm"
 
     def _as_compiled(self, inputs: Mapping[str, torch.Tensor]) -> Graph:
         outputs = any(o.kind.name == "OUTPUT" for o in self.plan.graph.outputs)

@@ -84,7 +84,9 @@ def nodes_data(plan: Plan) -> Data:
         "flops": pack_column(
             [plan.costs.nodes[n.name].flops for n in calls] if plan.costs else [], "f32"
         ),
-        "bytes": pack_column(_sizes(plan, calls), "f32"),
+        "bytes": pack_column(
+            [plan.costs.nodes[n.name].output_bytes if plan.costs else 0.0 for n in calls], "f32"
+        ),
         "parameters": pack_column(_parameters(plan, calls), "f32"),
         "first": pack_column(np.cumsum([0, *map(len, edges)]), "i32"),
         "reads": pack_column([e for row in edges for e in row], "i32"),
@@ -97,12 +99,6 @@ def nodes_data(plan: Plan) -> Data:
 def _type(n: fx.Node) -> str:
     shown = [f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in tensors(n)[:4]]
     return " ".join(shown).replace(", ", ",")
-
-
-def _sizes(plan: Plan, calls: list[fx.Node]) -> list[float]:
-    if plan.costs is None:
-        return [0.0] * len(calls)
-    return [plan.costs.nodes[n.name].output_bytes for n in calls]
 
 
 def _parameters(plan: Plan, calls: list[fx.Node]) -> list[float]:

@@ -349,16 +349,11 @@ class Executor:
         self.result.norm = self._steps.norm
         return self.result
 
-    def newest_weights(self) -> Tensors:
-        """The newest weights of this device's stages, by name: the tensors themselves."""
-        found: Tensors = {}
-        for weights in self.weights.values():
-            found |= weights.version_at(weights.newest).tensors
-        return found
-
     def beside(self, programs: Sequence[Program], batch: Batch) -> "Executor":
         """What runs other graphs of the same stages on this device's weights, as they are now."""
-        weights = ChainMap(self.newest_weights(), dict(programs[0].plan.graph.weights))
+        newest = (w.version_at(w.newest).tensors for w in self.weights.values())
+        own = {n: t for tensors in newest for n, t in tensors.items()}
+        weights = ChainMap(own, dict(programs[0].plan.graph.weights))
         made = Executor(
             programs[0], self.device, self.transport, batch, Settings(seed=self.settings.seed),
             weights, self.compute, borrows=True,

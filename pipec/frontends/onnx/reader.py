@@ -277,7 +277,10 @@ def read(path: Path) -> ModelFile:
         ) from error
     for holder in (proto.graph, *proto.functions):
         _say_defaults(holder.node)
-    _spell_out_sparse(proto.graph)
+    for t in proto.graph.sparse_initializer:  # constant nodes, which come first, in their place
+        node = onnx.helper.make_node("Constant", [], [t.values.name], sparse_value=t)
+        proto.graph.node.insert(0, node)
+    del proto.graph.sparse_initializer[:]
     model = ModelFile(proto, path)
     check_validity(proto, model.where)
     if stat.st_size >= _LARGE:
@@ -305,14 +308,6 @@ def _say_defaults(nodes: Iterable[onnx.NodeProto]) -> None:
                 setattr(a, field, getattr(a, field))
             for graph in (a.g, *a.graphs) if a.type in _GRAPHS else ():
                 _say_defaults(graph.node)
-
-
-def _spell_out_sparse(graph: onnx.GraphProto) -> None:
-    """Make constant nodes, which come first, of sparse initialisers."""
-    for t in graph.sparse_initializer:
-        node = onnx.helper.make_node("Constant", [], [t.values.name], sparse_value=t)
-        graph.node.insert(0, node)
-    del graph.sparse_initializer[:]
 
 
 _GRAPHS = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)

@@ -96,9 +96,9 @@ def constant_of_shape(ctx: Context, shape: Value) -> Result:
     return np.broadcast_to(value, sizes) if sizes else value.reshape(())
 
 
-@structural("Identity")
-def identity(_: Context, x: Value) -> Result:
-    """The value itself; the graph gets no node for it."""
+@structural("Identity", "Optional")
+def identity(_: Context, x: Value = None) -> Result:
+    """The value itself, None for an empty optional; the graph gets no node for it."""
     return x
 
 
@@ -115,16 +115,10 @@ def size_of(_: Context, x: Value) -> Result:
     return np.array(math.prod(dims(x)), np.int64)
 
 
-@structural("SequenceConstruct")
+@structural("SequenceConstruct", "SequenceEmpty")
 def sequence_construct(_: Context, *items: Value) -> Result:
     """A list of its inputs."""
     return list(items)
-
-
-@structural("SequenceEmpty")
-def sequence_empty(_: Context) -> Result:
-    """An empty list."""
-    return []
 
 
 def _items(sequence: Value) -> list[Value]:
@@ -177,12 +171,6 @@ def sequence_erase(_: Context, sequence: Value, position: Value = None) -> Resul
 def sequence_length(_: Context, sequence: Value) -> Result:
     """The number of items."""
     return np.array(len(_items(sequence)), np.int64)
-
-
-@structural("Optional")
-def optional(_: Context, x: Value = None) -> Result:
-    """The value, or None for an empty optional."""
-    return x
 
 
 @structural("OptionalHasElement")

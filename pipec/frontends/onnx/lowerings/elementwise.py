@@ -25,6 +25,7 @@ _UNARY: dict[str, Unary] = {
     "Asinh": torch.asinh,
     "Atan": torch.atan,
     "Atanh": torch.atanh,
+    "BitwiseNot": torch.bitwise_not,
     "Ceil": torch.ceil,
     "Cos": torch.cos,
     "Cosh": torch.cosh,
@@ -50,7 +51,7 @@ _UNARY: dict[str, Unary] = {
     "Tan": torch.tan,
     "Tanh": torch.tanh,
 }
-_KEPT = frozenset({"Abs", "Sign", "Relu"})
+_KEPT = frozenset({"Abs", "BitwiseNot", "Sign", "Relu"})
 """Of these, on unsigned integers, the identity or what works on widened numbers."""
 
 _COMPARE: dict[str, Callable[..., Tensor]] = {
@@ -174,12 +175,6 @@ def connective(ctx: Context, a: Tensor, b: Tensor) -> Result:
     return narrow(_CONNECTIVES[ctx.node.op_type](widen(a), widen(b)), a)
 
 
-@lowering("BitwiseNot")
-def bitwise_not(_: Context, x: Tensor) -> Result:
-    """All bits inverted."""
-    return narrow(torch.bitwise_not(widen(x)), x)
-
-
 @lowering("BitShift")
 def bit_shift(ctx: Context, a: Tensor, b: Tensor) -> Result:
     """Bits shifted left or right, zeros filled in."""
@@ -252,20 +247,20 @@ def _limit(ctx: Context, value: Value) -> Tensor | float | None:
     return ctx.tensor(value) if number is None else number
 
 
-_OF_ALPHA: dict[str, tuple[Unary, float]] = {
-    "Celu": (fn.celu, 1.0),
-    "Elu": (fn.elu, 1.0),
-    "LeakyRelu": (fn.leaky_relu, 0.01),
-    "ThresholdedRelu": (lambda x, alpha: fn.threshold(x, alpha, 0.0), 1.0),
+_OF_ATTRIBUTES: dict[str, Callable[[Context, Tensor], Tensor]] = {
+    "Celu": lambda ctx, x: fn.celu(x, ctx.attr("alpha", 1.0)),
+    "Elu": lambda ctx, x: fn.elu(x, ctx.attr("alpha", 1.0)),
+    "Gelu": lambda ctx, x: fn.gelu(x, approximate=ctx.attr("approximate", "none")),
+    "HardSigmoid": lambda ctx, x: torch.clamp(
+        x * ctx.attr("alpha", 0.2) + ctx.attr("beta", 0.5), 0, 1
+    ),
+    "LeakyRelu": lambda ctx, x: fn.leaky_relu(x, ctx.attr("alpha", 0.01)),
+    "ThresholdedRelu": lambda ctx, x: fn.threshold(x, ctx.attr("alpha", 1.0), 0.0),
 }
-"""Functions of one tensor and the attribute ``alpha``, with its default."""
+"""Functions of one tensor and of attributes, with their defaults."""
 
-
-@lowering(*_OF_ALPHA)
-def of_alpha(ctx: Context, x: Tensor) -> Result:
-    """Another slope, curve or threshold for small numbers."""
-    function, alpha = _OF_ALPHA[ctx.node.op_type]
-    return function(x, ctx.attr("alpha", alpha))
+for _name, _function in _OF_ATTRIBUTES.items():
+    lowering(_name)(_function)
 
 
 _SELU = (1.67326319217681884765625, 1.05070102214813232421875)
@@ -279,13 +274,6 @@ def selu(ctx: Context, x: Tensor) -> Result:
     if math.isclose(alpha, _SELU[0], rel_tol=1e-6) and math.isclose(gamma, _SELU[1], rel_tol=1e-6):
         return fn.selu(x)
     return torch.where(x > 0, x, torch.expm1(x) * alpha) * gamma
-
-
-@lowering("HardSigmoid")
-def hard_sigmoid(ctx: Context, x: Tensor) -> Result:
-    """A straight line between 0 and 1."""
-    alpha, beta = ctx.attr("alpha", 0.2), ctx.attr("beta", 0.5)
-    return torch.clamp(x * alpha + beta, 0, 1)
 
 
 @lowering("Shrink")
@@ -306,12 +294,6 @@ def prelu(ctx: Context, x: Tensor, slope: Tensor) -> Result:
     if x.is_floating_point() and per_channel and slope.numel() in (1, x.shape[1]):
         return fn.prelu(x, slope.reshape(-1))
     return narrow(torch.where(widen(x) < 0, widen(x) * widen(slope), widen(x)), x)
-
-
-@lowering("Gelu")
-def gelu(ctx: Context, x: Tensor) -> Result:
-    """Gaussian error linear unit, exact or by tanh."""
-    return fn.gelu(x, approximate=ctx.attr("approximate", "none"))
 
 
 @lowering("Swish")

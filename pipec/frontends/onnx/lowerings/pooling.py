@@ -8,14 +8,13 @@ from torch import Tensor
 from torch.nn import functional as fn
 
 from pipec.frontends.onnx.context import Context, Result, lowering
-from pipec.frontends.onnx.lowerings.windows import Window, window
+from pipec.frontends.onnx.lowerings.windows import CONV, Window, window
 from pipec.frontends.onnx.refusals import Refused
 from pipec.frontends.onnx.values import ints
 from pipec.graph.arrays import Array
 
 _MAX = {1: fn.max_pool1d, 2: fn.max_pool2d, 3: fn.max_pool3d}
 _AVERAGE = {1: fn.avg_pool1d, 2: fn.avg_pool2d, 3: fn.avg_pool3d}
-_CONV = {1: fn.conv1d, 2: fn.conv2d, 3: fn.conv3d}
 
 
 def _make_window(ctx: Context, x: Tensor) -> Window:
@@ -103,7 +102,7 @@ def window_sum(ctx: Context, x: Tensor, shape: Window) -> Tensor:
     planes = shape.pad(x)
     flat = planes.reshape(-1, 1, *planes.shape[2:])
     ones = ctx.tensor(np.ones((1, 1, *shape.kernel), np.float32)).to(x.dtype)
-    y = _CONV[rank](flat, ones, None, shape.strides, 0, shape.dilations)
+    y = CONV[rank](flat, ones, None, shape.strides, 0, shape.dilations)
     return y.reshape(*x.shape[:2], *y.shape[2:])
 
 

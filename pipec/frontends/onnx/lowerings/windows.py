@@ -120,7 +120,7 @@ def _same(
     return (small, large) if mode == "SAME_UPPER" else (large, small)
 
 
-_CONV = {1: fn.conv1d, 2: fn.conv2d, 3: fn.conv3d}
+CONV = {1: fn.conv1d, 2: fn.conv2d, 3: fn.conv3d}
 _TRANSPOSED = {1: fn.conv_transpose1d, 2: fn.conv_transpose2d, 3: fn.conv_transpose3d}
 
 
@@ -128,14 +128,14 @@ _TRANSPOSED = {1: fn.conv_transpose1d, 2: fn.conv_transpose2d, 3: fn.conv_transp
 def conv(ctx: Context, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Result:
     """A convolution; unequal pads become a pad node before it."""
     rank = x.dim() - 2
-    if rank not in _CONV or w.dim() != x.dim():
+    if rank not in CONV or w.dim() != x.dim():
         raise Refused(f"a convolution of {rank} spatial dimensions; want 1 to 3")
     shape = window(ctx, tuple(x.shape[2:]), tuple(w.shape[2:]))
     groups = ctx.attr("group", 1)
     pads: tuple[int, ...] = shape.begin
     if not shape.symmetric:
         x, pads = shape.pad(x), (0,) * rank
-    return _CONV[rank](x, w, bias, shape.strides, pads, shape.dilations, groups)
+    return CONV[rank](x, w, bias, shape.strides, pads, shape.dilations, groups)
 
 
 @lowering("ConvTranspose")
