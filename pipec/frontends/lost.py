@@ -14,7 +14,7 @@ self.steps += 1                       a number or tensor that is no buffer: refu
 ```
 """
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -89,13 +89,7 @@ def _refusing(apply: Any) -> Any:
 class _Watch(TorchFunctionMode):
     """Refuses calls that change how gradients flow without being part of the graph."""
 
-    def __torch_function__(
-        self,
-        func: Any,
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> object:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Look at a call before it is made."""
         if func in _REFUSED:
             what, hint = _REFUSED[func]

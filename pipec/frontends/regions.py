@@ -122,13 +122,7 @@ _MARK = "pipec_no_grad"
 class MarkNoGrad(TorchFunctionMode):
     """Annotates every node that is traced while gradients are off; entered around the model."""
 
-    def __torch_function__(
-        self,
-        func: Any,
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> object:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Note changes of the grad mode in what tracing copies to each new node."""
         if func is set_grad_enabled:
             notes = fx.traceback.current_meta

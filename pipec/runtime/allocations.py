@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -26,23 +26,8 @@ _NOT_PROFILED = {"profiler", "c10d", "_c10d_functional"}
 thread would write to a profile that has ended."""
 
 
-class Counter(Protocol):
-    """Bytes on one device."""
-
-    @property
-    def peak(self) -> int:
-        """Most bytes held since the last reset."""
-
-    @property
-    def kernels(self) -> Mapping[str, int]:
-        """What kernels took that is more than they made, by `kernel_key`, where it is seen."""
-
-    def reset(self) -> int:
-        """Forget the peak; the bytes that are held now."""
-
-
 @contextmanager
-def counting(executor: Executor) -> Iterator[Counter]:
+def counting(executor: Executor) -> Iterator["CudaAllocator | Allocations"]:
     """Count on an executor's device, its weights included."""
     if executor.compute.torch.type == "cuda":
         yield CudaAllocator(executor.compute.torch)
@@ -110,13 +95,7 @@ class Allocations(TorchDispatchMode):
         self.peak = self.live
         return self.peak
 
-    def __torch_dispatch__(
-        self,
-        func: OpOverload,
-        types: Sequence[type],
-        args: Sequence[object] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an op and count what it makes."""
         del types
         result, lent = self._run(func, args, kwargs or {})

@@ -6,7 +6,7 @@ hold are taken apart here (`pipec.frontends.composites`).
 """
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
@@ -65,13 +65,7 @@ class Recorder(TorchDispatchMode):
             raise FrontendError("a tensor comes from nowhere", got=f"{value.dtype}{value.shape}")
         return found[0]
 
-    def __torch_dispatch__(
-        self,
-        func: OpOverload,
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> object:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an op and write it down."""
         del types
         given = dict(kwargs or {})
