@@ -286,8 +286,8 @@ class PartitionPass(Pass):
             return cut
         # the stages of one device add up: give each an equal part of it, where that can be done
         try:
-            count = Counter(d for stage in place.forward for d in stage)
-            return solve(memory / [max(count[d] for d in stage) for stage in place.forward])
+            beside = Counter(d for stage in place.forward for d in stage)
+            return solve(memory / [max(beside[d] for d in stage) for stage in place.forward])
         except PartitionError:
             return cut
 

@@ -5,7 +5,7 @@ import io
 import logging
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import onnx
 import onnx_ir as ir
@@ -28,17 +28,9 @@ _WEIGHT = "weight"
 """Of what weights are called while a stage is exported, the part before the number."""
 
 
-@dataclass(frozen=True)
-class _Template:
-    """An exported graph whose inputs, outputs and weights get their names last.
-
-    Attributes:
-        model: The model, its weights taken out.
-        weights: Position among the graph's inputs to the value that stands for the weight.
-    """
-
-    model: ir.Model
-    weights: dict[int, ir.Value]
+_Template = tuple[ir.Model, dict[int, ir.Value]]
+"""An exported graph whose inputs, outputs and weights get their names last: the model without its
+weights, and by the position among the graph's inputs what stands for the weight."""
 
 
 class StageExporter:
@@ -62,13 +54,13 @@ class StageExporter:
         key = stage.key
         if key not in self._templates:
             self._templates[key] = _template(with_outputs(graph, outputs))
-        template = self._templates[key]
-        weights = {graph.inputs[k].name: value for k, value in template.weights.items()}
+        model, held = self._templates[key]
+        weights = {graph.inputs[k].name: value for k, value in held.items()}
         inputs = [i.name for i in graph.inputs if not i.kind.is_weight]
         first = {o.node: o.name for o in outputs}
         free = assign_names({o.name: first[o.node] for o in own}, [*inputs, *weights])
-        _rename(template.model, inputs, [free[o.name] for o in outputs], weights)
-        proto = ir.to_proto(template.model)
+        _rename(model, inputs, [free[o.name] for o in outputs], weights)
+        proto = ir.to_proto(model)
         _strip(proto)
         return (
             proto,
@@ -108,7 +100,7 @@ def _template(graph: Graph) -> _Template:
         for value in found.values():
             value.const_value = None  # or it would be folded, and stages no longer be equal
         optimizer.optimize_ir(model)
-    return _Template(model, found)
+    return model, found
 
 
 def _convert(graph: Graph) -> ir.Model:

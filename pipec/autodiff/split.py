@@ -10,7 +10,6 @@ W = the rest of B
 
 import operator
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 
 from torch import fx
 
@@ -24,13 +23,7 @@ from pipec.graph.written import ancestors, copy_calls
 _WEIGHTS = (InputKind.PARAMETER, InputKind.CONSTANT)
 
 
-@dataclass(frozen=True)
-class _Results:
-    """The output tuple of a joint graph, sorted by what it is."""
-
-    outputs: list[fx.Node]
-    received: list[tuple[str, fx.Node]]
-    weights: list[tuple[str, fx.Node]]
+_Named = list[tuple[str, fx.Node]]
 
 
 def split_joint(joint: Joint, recompute: Recompute = views) -> Training:
@@ -46,7 +39,8 @@ class _Splitter:
     def __init__(self, joint: Joint, recompute: Recompute) -> None:
         self._joint, self._recompute = joint, recompute
         self._order = {n: k for k, n in enumerate(joint.graph.nodes)}
-        self._results = _results(joint)
+        self._outputs, received, weights = _results(joint)
+        self._yielded = {OutputKind.GRADIENT: received, OutputKind.WEIGHT_GRADIENT: weights}
         placeholders = [n for n in self._order if n.op == "placeholder"]
         n = len(joint.stage.inputs)
         self._stage_inputs: dict[fx.Node, GraphInput] = dict(
@@ -56,22 +50,22 @@ class _Splitter:
             p: joint.stage.outputs[k].name
             for p, k in zip(placeholders[n:], joint.gradients, strict=True)
         }
-        self._received = [n for _, n in self._results.received]
-        self._weights = [n for _, n in self._results.weights]
-        needed = ancestors(self._results.outputs)
+        self._received = [n for _, n in received]
+        self._weights = [n for _, n in weights]
+        needed = ancestors(self._outputs)
         self._forward = needed | self._items_of(needed) | set(self._stage_inputs)
 
     def forward_backward(self) -> tuple[Graph, Graph]:
         roots = [*self._received, *self._weights, *self._gradient_inputs]
         copied, read = self._needs(roots, self._forward)
         saved = [n for n in read if n in self._forward and not self._is_weight(n)]
-        computed = ancestors([*self._results.outputs, *saved])
+        computed = ancestors([*self._outputs, *saved])
         outputs = [
             GraphOutput(n.name, o.kind, o.name)
-            for n, o in zip(self._results.outputs, self._joint.stage.outputs, strict=True)
+            for n, o in zip(self._outputs, self._joint.stage.outputs, strict=True)
         ]
         F = self._graph("F", computed, [*outputs, *_list_saved(saved)], list(self._stage_inputs))
-        B = self._graph("B", copied, self._gradients(received=True, weights=True), read)
+        B = self._graph("B", copied, self._gradients(*self._yielded), read)
         return F, B
 
     def inputs_weights(self) -> tuple[Graph, Graph]:
@@ -84,9 +78,9 @@ class _Splitter:
         kept = [n for n in w_read if n in shared or n in self._gradient_inputs]
         roots = [*self._received, *kept, *self._gradient_inputs]
         i_nodes, i_read = self._needs(roots, self._forward)
-        outputs = [*self._gradients(received=True, weights=False), *_list_saved(kept)]
+        outputs = [*self._gradients(OutputKind.GRADIENT), *_list_saved(kept)]
         I = self._graph("I", i_nodes, outputs, i_read)  # noqa: E741
-        W = self._graph("W", w_nodes, self._gradients(received=False, weights=True), w_read)
+        W = self._graph("W", w_nodes, self._gradients(OutputKind.WEIGHT_GRADIENT), w_read)
         return I, W
 
     @staticmethod
@@ -123,11 +117,8 @@ class _Splitter:
                 stack.extend(node.all_input_nodes)
         return copied, sorted(read, key=self._order.__getitem__)
 
-    def _gradients(self, *, received: bool, weights: bool) -> list[GraphOutput]:
-        found = self._results.received if received else []
-        gradients = [GraphOutput(n.name, OutputKind.GRADIENT, v) for v, n in found]
-        found = self._results.weights if weights else []
-        return gradients + [GraphOutput(n.name, OutputKind.WEIGHT_GRADIENT, p) for p, n in found]
+    def _gradients(self, *kinds: OutputKind) -> list[GraphOutput]:
+        return [GraphOutput(n.name, kind, of) for kind in kinds for of, n in self._yielded[kind]]
 
     def _graph(
         self,
@@ -154,16 +145,17 @@ class _Splitter:
         return GraphInput(node.name, InputKind.SAVED, node.name)
 
 
-def _results(joint: Joint) -> _Results:
+def _results(joint: Joint) -> tuple[list[fx.Node], _Named, _Named]:
+    """The output tuple of a joint graph, sorted by what it is: outputs, and gradients by name."""
     found = results(joint.graph)
     n = len(joint.stage.outputs)
-    received, weights = list[tuple[str, fx.Node]](), list[tuple[str, fx.Node]]()
+    received, weights = _Named(), _Named()
     for k, node in zip(joint.wanted, found[n:], strict=False):
         source = joint.stage.inputs[k]
         if isinstance(node, fx.Node):
             kept = received if source.kind is InputKind.VALUE else weights
             kept.append((source.name, node))
-    return _Results(list(found[:n]), received, weights)
+    return list(found[:n]), received, weights
 
 
 def _list_saved(nodes: list[fx.Node]) -> list[GraphOutput]:

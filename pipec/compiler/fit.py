@@ -113,20 +113,6 @@ class ValueOptions(NamedTuple):
     leaves: bool
 
 
-class Saved(NamedTuple):
-    """The saved values of a stage; see `Problem`.
-
-    Attributes:
-        nbytes: Bytes of each.
-        again: Seconds to compute each again; infinite where that is not allowed.
-        together: Those that are alive at one moment if they are computed again.
-    """
-
-    nbytes: Floats
-    again: Floats
-    together: list[dict[int, float]]
-
-
 Apply = Callable[[Sequence[Fates]], tuple[Plan, Schedule]]
 
 
@@ -328,11 +314,10 @@ class Fit:
         return replace(self._problems[stage], cap=cap)
 
     @cached_property
-    def _saved(self) -> list[Saved]:
+    def _saved(self) -> list[tuple[Floats, Floats, list[dict[int, float]]]]:
+        """Of every stage bytes of saved values, seconds of each again, and what is alive then."""
         alike = self.schedule.rule.alike
-        return [
-            Saved(*values_of(work, alike=alike), together(work.training)) for work in self._works
-        ]
+        return [(*values_of(work, alike=alike), together(work.training)) for work in self._works]
 
     @cached_property
     def _problems(self) -> list[Problem]:
@@ -340,17 +325,18 @@ class Fit:
         times = self.foresight.facts.times().compute
         apart, found = self.schedule.placement.separate, []
         for s, (saved, turns) in enumerate(zip(self._saved, self._turns, strict=True)):
+            nbytes, again, alive = saved
             flight = 1 if apart else max(turns.most, 1)
             problem = Problem(
-                saved.nbytes,
-                saved.again if self.recompute else np.full(len(saved.again), inf),
+                nbytes,
+                again if self.recompute else np.full(len(again), inf),
                 forward=times[ActionKind.F][s],
                 backward=times[ActionKind.B][s],
                 cap=0.0,
                 bandwidth=self._bandwidth(s),
                 flight=flight,
                 alternates=turns.alternates or apart,
-                together=saved.together,
+                together=alive,
                 working=WorkingBytes(self.foresight.rewrites[s], flight),
             )
             found.append(problem)

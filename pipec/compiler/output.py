@@ -47,7 +47,8 @@ def atomic_directory(path: Path, *, force: bool = False) -> Iterator[Path]:
         with interrupt_on(signal.SIGTERM):
             prefix = f".{path.name}.{os.getpid()}."
             temporary = Path(tempfile.mkdtemp(prefix=prefix, dir=path.parent))
-            temporary.chmod(0o777 & ~_umask())
+            os.umask(mask := os.umask(0))
+            temporary.chmod(0o777 & ~mask)
             yield temporary
             _take_place(temporary, path)
     except OSError as error:
@@ -138,12 +139,6 @@ def _sweep(path: Path) -> None:
             left.rename(path)
         else:
             shutil.rmtree(left, ignore_errors=True)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def _cannot_write(path: Path, error: OSError) -> PipecError:

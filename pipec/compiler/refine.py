@@ -42,19 +42,14 @@ def lifespans(timeline: Timeline) -> Float:
     return np.asarray(begins - ends, np.float64)
 
 
-def choose_by_lifespan(fit: Fit) -> list[list[Fates]]:
-    """What leaves where that which waits longest for its backward leaves first, per depth of slots.
-
-    The rule of PipeOffload (Wan et al., ICML'25, arXiv 2503.01328): a byte that leaves lowers the
-    memory over the time that it would have waited, so that the stages of a device give up their
-    values in the order of that time, until the device keeps its limit. It knows the whole schedule,
-    not one stage alone.
-    """
-    return [f for f in (move_until_it_fits(fit, depth) for depth in DEPTHS) if f is not None]
-
-
 def move_until_it_fits(fit: Fit, depth: int) -> list[Fates] | None:
-    """Values leave the devices that are too full, in slots of a depth, until none is."""
+    """Values leave the devices that are too full, in slots of a depth, until none is.
+
+    Those that wait longest for their backward first. The rule of PipeOffload (Wan et al., ICML'25,
+    arXiv 2503.01328): a byte that leaves lowers the memory over the time that it would have waited,
+    so that the stages of a device give up their values in the order of that time, until the device
+    keeps its limit. It knows the whole schedule, not one stage alone.
+    """
     names = [list_saved(w.training) for w in fit.foresight.works]
     homes, gone = fit.schedule.placement.forward, [0] * len(names)
     order = np.argsort(-lifespans(fit.plain), kind="stable").tolist()
@@ -130,7 +125,8 @@ class Search:
         nothing = self.simulate((KEPT,) * len(self.fit.plan.stages))
         every = [*self.fit.tried, *starts]
         if self.fit.host:
-            every += choose_by_lifespan(self.fit)
+            leaving = (move_until_it_fits(self.fit, depth) for depth in DEPTHS)
+            every += [chosen for chosen in leaving if chosen is not None]
         if not nothing.over:
             return nothing
         plain = (tuple(Fates(f.recompute, f.slots) for f in chosen) for chosen in every)

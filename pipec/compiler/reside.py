@@ -86,14 +86,18 @@ def fit_memory(
         if limit is not None or (recompute and host):
             got = "a memory limit, or a choice between recompute and offload, beside names"
             raise PassError("values that are named leave nothing to choose", got=got)
-        return _with_named(plan, schedule, values, host=host)
+        if schedule.placement.separate and host:
+            raise PassError("all that is saved leaves already", got=f"schedule {schedule.name}")
+        named = choose_named(plan, schedule, values, host=host)
+        made, order = make_applier(plan, schedule)(named)
+        return made.replace(schedule=None if plan.schedule is None else order)
     if plan.schedule is None and takes_costs(schedule.name):
-        order = f"generator={schedule.name} microbatches={schedule.microbatches}"
+        again = f"generator={schedule.name} microbatches={schedule.microbatches}"
         raise PassError(
             "an order that is made from costs would be another one once saved values are fitted",
             got=f"schedule {schedule.name} behind the memory pass",
             want="the order first, and the memory fitted to it",
-            hint=f"schedule{{{order}}} in front of the memory pass",
+            hint=f"schedule{{{again}}} in front of the memory pass",
         )
     if limit is not None:
         plan = plan.replace(options={**plan.options, LIMIT: float(limit)})
@@ -187,14 +191,6 @@ def _find_best(fit: Fit) -> PredictedChoice | None:
         if not apart and (found := Search(fit).best([f.stages for f in fits])):
             fits.append(found)
     return min(fits, key=lambda f: f.timeline.seconds, default=None)
-
-
-def _with_named(plan: Plan, schedule: Schedule, patterns: Sequence[str], *, host: bool) -> Plan:
-    """The plan with saved values that the user names computed again, or in host memory."""
-    if schedule.placement.separate and host:
-        raise PassError("all that is saved leaves already", got=f"schedule {schedule.name}")
-    made, order = make_applier(plan, schedule)(choose_named(plan, schedule, patterns, host=host))
-    return made.replace(schedule=None if plan.schedule is None else order)
 
 
 def _check_apart(schedule: Schedule, *, host: bool) -> None:
@@ -329,7 +325,7 @@ def choose_named(
     Raises:
         PassError: A pattern names nothing that is saved, or that can be computed again.
     """
-    able = _movable if host else partial(_recomputable, alike=schedule.rule.alike)
+    able = partial(_choose_able, host=host, alike=schedule.rule.alike)
     used, found = set[str](), []
     for stage, turns in zip(plan.stages, in_flight(schedule), strict=True):
         assert stage.training is not None
@@ -360,16 +356,16 @@ def _matching(training: Training, pattern: str) -> list[str]:
     ]
 
 
-def _movable(training: Training, values: Sequence[str]) -> frozenset[str]:
-    """Those of some values that may leave the device: all but autograd's tapes."""
-    return frozenset(v for v in values if not is_tape(training.F.nodes[v]))
+def _choose_able(
+    training: Training, values: Sequence[str], *, host: bool, alike: bool
+) -> frozenset[str]:
+    """Those of some values that may leave the device: all but autograd's tapes.
 
-
-def _recomputable(training: Training, values: Sequence[str], *, alike: bool) -> frozenset[str]:
-    """Those of some values that come from all others without random numbers.
-
-    And, where B may have other weights than F (not ``alike``), without weights.
+    Or, not to the ``host``, those that come from all others without random numbers and, where B may
+    have other weights than F (not ``alike``), without weights.
     """
+    if host:
+        return frozenset(v for v in values if not is_tape(training.F.nodes[v]))
     saved, found = {v.name for v in training.saved}, set[str]()
     for name in list_saved(training):
         if name in values:

@@ -11,7 +11,7 @@ kept busy, some times in a row, between two events.
 import operator
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -111,7 +111,10 @@ def measure(
             if not turn:
                 key_of[node.name] = key
                 progress(node.name)
-    median = {key: _median(found) for key, found in samples.items()}
+    median = {
+        key: Both(*map(statistics.median, zip(*found, strict=True)))
+        for key, found in samples.items()
+    }
     return {name: median[key] for name, key in key_of.items()}
 
 
@@ -146,10 +149,6 @@ def _pass(
         for read in [*node.all_input_nodes, node]:
             if last.get(read) in (node, None):
                 env.pop(read, None)
-
-
-def _median(found: Sequence[Both]) -> Both:
-    return Both(*map(statistics.median, zip(*found, strict=True)))
 
 
 def _backward(

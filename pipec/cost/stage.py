@@ -132,26 +132,15 @@ ADDING = 3
 """Gradient-sized tensors of a sum: two are read, one is written."""
 
 
-@dataclass(frozen=True)
-class UpdateCost:
-    """Seconds of what changes the weights of one stage.
-
-    Attributes:
-        step: One step of Adam in one pass over its tensors.
-        accumulate: Adding the gradients of one microbatch to those that are there.
-    """
-
-    step: float = 0.0
-    accumulate: float = 0.0
-
-
-def update_cost(device: Device, nbytes: float) -> UpdateCost:
+def update_cost(device: Device, nbytes: float) -> StageCost:
     """What trained weights of ``nbytes`` bytes take on a device, at the rate of its memory.
 
-    Nothing where the device streams: there the backend's engines say it. Where tables time its
-    kernels, adding up is one for each weight, and in its node's backward already.
+    It is a step of Adam in one pass over its tensors, and adding the gradients of one microbatch to
+    those that are there. Nothing where the device streams: there the backend's engines say it.
+    Where tables time its kernels, adding up is one for each weight, and in its node's backward.
     """
     if device.streams:
-        return UpdateCost()
+        return StageCost(0.0)
     once = nbytes / device.memory_rate
-    return UpdateCost(STEPPING * once, 0.0 if device.tables else ADDING * once)
+    added = 0.0 if device.tables else ADDING * once
+    return StageCost(0.0, step=STEPPING * once, accumulate=added)

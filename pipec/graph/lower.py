@@ -90,21 +90,14 @@ class Lowered:
         return copy_calls(self.stage, self.inputs, self.calls, self.outputs)
 
 
-@dataclass(frozen=True)
-class _End:
-    """How a kind of communication node looks once it is peeled off."""
-
-    keyword: str
-    input: InputKind | None = None
-    output: OutputKind | None = None
-
-
-_ENDS: dict[object, _End] = {
-    RECV: _End("channel", input=InputKind.VALUE),
-    SEND: _End("channel", output=OutputKind.VALUE),
-    FETCH: _End("slot", input=InputKind.SAVED),
-    OFFLOAD: _End("slot", output=OutputKind.SAVED),
+_ENDS: dict[object, tuple[str, InputKind | None, OutputKind | None]] = {
+    RECV: ("channel", InputKind.VALUE, None),
+    SEND: ("channel", None, OutputKind.VALUE),
+    FETCH: ("slot", InputKind.SAVED, None),
+    OFFLOAD: ("slot", None, OutputKind.SAVED),
 }
+"""How a kind of communication node looks once it is peeled off: what names its end, input, output.
+"""
 
 
 def lower(stage: Graph) -> Lowered:
@@ -122,16 +115,16 @@ def lower(stage: Graph) -> Lowered:
     new_inputs, calls = list[GraphInput](), list[fx.Node]()
     leaves = dict[tuple[OutputKind, str], GraphOutput]()
     for n in stage.calls:
-        end = _ENDS.get(n.target)
-        if not end:
+        if n.target not in _ENDS:
             calls.append(n)
             continue
-        value = n if end.input else n.all_input_nodes[0]
-        moved[n.target].append(Transfer(str(n.kwargs[end.keyword]), value.name, nbytes(value)))
-        if end.input:
-            new_inputs.append(GraphInput(n.name, end.input, n.name))
-        if end.output:
-            leaves[end.output, value.name] = GraphOutput(value.name, end.output, value.name)
+        word, read, yielded = _ENDS[n.target]
+        value = n if read else n.all_input_nodes[0]
+        moved[n.target].append(Transfer(str(n.kwargs[word]), value.name, nbytes(value)))
+        if read:
+            new_inputs.append(GraphInput(n.name, read, n.name))
+        if yielded:
+            leaves[yielded, value.name] = GraphOutput(value.name, yielded, value.name)
     inputs, outputs = (*stage.inputs, *new_inputs), (*stage.outputs, *leaves.values())
     transfers = (tuple(moved[op]) for op in (RECV, SEND, FETCH, OFFLOAD))
     return Lowered(stage, tuple(calls), inputs, outputs, *transfers)
@@ -152,7 +145,7 @@ def with_transfers(compute: Part, receives: Sequence[End], sends: Sequence[End])
 
 def transfer(op: OpOverload, value: fx.Node, end: str) -> fx.Node:
     """A communication node of a value, to be copied into a graph that has the value."""
-    t, graph, word = tensor(value), fx.Graph(), _ENDS[op].keyword
+    t, graph, word = tensor(value), fx.Graph(), _ENDS[op][0]
     if op in (SEND, OFFLOAD):
         sends = op is SEND
         name = f"send_{end.replace('.', '_')}" if sends else f"offload_{value.name}"

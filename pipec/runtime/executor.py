@@ -249,7 +249,7 @@ class Executor:
         else:
             self.rounds.begin(shares)
         if self.recorded is not None and not draining:
-            self.recorded = Recorded()
+            self.recorded = []
             self.compute.set_clock()
         self._moments: list[tuple[int, Moment, Moment, int]] = []
         self._row = self.rounds.row()
@@ -319,7 +319,7 @@ class Executor:
         if self.recorded is not None:
             at = self.compute.seconds
             rows = ((place, at(b), at(e), held) for place, b, e, held in self._moments)
-            self.recorded.rows += rows
+            self.recorded += rows
         self._moments.clear()
 
     def _begin(self) -> Waits | None:

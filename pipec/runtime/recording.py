@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from pipec.files import write_file
-from pipec.runtime.result import Recorded
 from pipec.runtime.runner import Runner
 from pipec.schedule.lanes import assign_lanes
 from pipec.schedule.schedule import Schedule
@@ -23,7 +22,7 @@ from pipec.simulate.draw_trace import complete, lane_names
 def record(pipeline: Runner) -> None:
     """Have every executor of this process keep the times of its last round."""
     for executor in pipeline.executors:
-        executor.recorded = Recorded()
+        executor.recorded = []
 
 
 def collect_rows(pipeline: Runner) -> dict[int, torch.Tensor] | None:
@@ -32,7 +31,7 @@ def collect_rows(pipeline: Runner) -> dict[int, torch.Tensor] | None:
     All ranks must call.
     """
     found = {
-        f"recorded {e.device}": torch.tensor(e.recorded.rows, dtype=torch.float64).reshape(-1, 4)
+        f"recorded {e.device}": torch.tensor(e.recorded, dtype=torch.float64).reshape(-1, 4)
         for e in pipeline.executors
         if e.recorded is not None
     }

@@ -6,16 +6,9 @@ import torch
 
 from pipec.schedule.action import Action
 
-
-@dataclass
-class Recorded:
-    """When the actions of the last round began and ended, by ``time.perf_counter``.
-
-    Attributes:
-        rows: (place in the device's row, begin, end, bytes saved after it), in order.
-    """
-
-    rows: list[tuple[int, float, float, int]] = field(default_factory=list)
+Recorded = list[tuple[int, float, float, int]]
+"""When the actions of the last round began and ended, by ``time.perf_counter``: (place in the
+device's row, begin, end, bytes saved after it), in order."""
 
 
 @dataclass
