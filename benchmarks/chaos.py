@@ -37,6 +37,7 @@ import numpy as np
 from click.testing import CliRunner
 from safetensors import safe_open
 
+from benchmarks._exit import positive
 from pipec.cli.main import cli
 from pipec.cli.main import main as pipec
 from pipec.plan.manifest import check_files, read_manifest
@@ -435,7 +436,7 @@ def try_cases(
 
 def main() -> int:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--cases", type=int, default=1400)
+    parser.add_argument("--cases", type=positive, default=1400)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", choices=list(KINDS))
     parser.add_argument("--verbose", action="store_true")

@@ -47,6 +47,7 @@ from torch import Tensor, nn
 
 from benchmarks import _openvino
 from benchmarks._deepspeed import METHODS, deepspeed_step, find_deepspeed, layers_of
+from benchmarks._exit import positive
 from benchmarks._ranks import is_rank, launch, pin, quartiles, say
 from benchmarks._uneven import workload
 from benchmarks.prediction import PASSES, node_costs
@@ -258,7 +259,7 @@ def compare(cell: str, runs: Mapping[str, Run], rows: int, options: argparse.Nam
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cells", default=CELLS)
-    parser.add_argument("--windows", type=int, default=16)
+    parser.add_argument("--windows", type=positive, default=16)
     parser.add_argument("--seconds", type=float, default=0.3, help="of a window of inference")
     args = parser.parse_args()
     cells = [cell.split(":") for cell in args.cells.split(",")]

@@ -18,6 +18,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from benchmarks._exit import positive
+
 SECONDS, NBYTES = 20, 4 * 2**30
 
 
@@ -71,7 +73,7 @@ def judge_mutants(count: int, start: int) -> list[dict[str, Any]]:
 def main() -> int:
     """Run and report; 1 if something is not as it should be."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--count", type=int, default=50_000)
+    parser.add_argument("--count", type=positive, default=50_000)
     parser.add_argument("--start", type=int, default=0)
     parser.add_argument("--show", action="store_true", help="print every finding")
     parser.add_argument("--child", type=int, nargs=2, help=argparse.SUPPRESS)

@@ -29,6 +29,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from benchmarks._exit import positive
 from pipec.graph.arguments import find_disagreeing, table
 from pipec.graph.serialize import _LAYOUTS, _MEMORY_FORMATS
 from pipec.graph.tensor_type import DTYPES, empty_of_type, type_text
@@ -54,9 +55,11 @@ LARGEST = 1 << 22
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("ops", nargs="*", help="names; 'ruled' for all ops with rules")
-    parser.add_argument("--trials", type=int, default=40)
+    parser.add_argument("--trials", type=positive, default=40)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--seconds", type=int, default=8, help="until an op is slow, not at fault")
+    parser.add_argument(
+        "--seconds", type=positive, default=8, help="until an op is slow, not at fault"
+    )
     parser.add_argument("--start", action="store_true")
     given = parser.parse_args()
     if "PIPEC_GUARDED" not in os.environ:

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks._exit import positive
 from tests.plan.mutants import bases, commands, mutate, try_commands
 
 DOZEN = 12
@@ -64,7 +65,7 @@ def faults_of(numbers: Sequence[int], plans: Mapping[str, Path], folder: Path) -
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--mutants", type=int, default=100_000)
+    parser.add_argument("--mutants", type=positive, default=100_000)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as text:

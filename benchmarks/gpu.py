@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from benchmarks._exit import exit_status
+from benchmarks._exit import exit_status, positive
 from benchmarks._models import WORKLOADS, Transformer, Workload, loss_of, tokens
 from benchmarks._ranks import pin
 from benchmarks.prediction import PASSES, adam
@@ -208,7 +208,7 @@ def bench_on(device: str, rounds: int) -> Bench:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=positive, default=5)
     options = parser.parse_args()
     pin()
 

@@ -28,6 +28,7 @@ from tempfile import mkdtemp
 import torch
 from safetensors.torch import load_file
 
+from benchmarks._exit import positive
 from benchmarks._ranks import ROOT
 
 MODEL = """
@@ -248,7 +249,7 @@ def kill_once(number: int, rng: random.Random) -> bool:
 def main() -> int:
     """Run as often as asked for; the number of runs that did not end as they should."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--kills", type=positive, default=20)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", type=int, help="this one alone")
     given = parser.parse_args()

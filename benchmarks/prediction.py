@@ -30,6 +30,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from benchmarks._exit import positive
 from benchmarks._models import WORKLOADS, Workload, loss_of
 from benchmarks._ranks import is_rank, keep, launch, pin, say
 from pipec.cluster.cluster import parse_cluster
@@ -271,7 +272,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", default=",".join(WORKLOADS))
     parser.add_argument("--seconds", type=float, default=90, help="of windows, each model")
-    parser.add_argument("--rounds", type=int, default=2, help="of one window")
+    parser.add_argument("--rounds", type=positive, default=2, help="of one window")
     parser.add_argument("--processor", action="store_true", help="processor time alone")
     parser.add_argument("--json", help="file for the figures")
     options = parser.parse_args()

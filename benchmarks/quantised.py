@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from benchmarks._exit import positive
 from benchmarks._zoo_exports import quantise_file, write
 from benchmarks.faults.__main__ import sample, try_fault
 from benchmarks.faults.inject import faults
@@ -215,7 +216,7 @@ def count_alarms(loaded: Loaded, target: str, out: Path, seeds: int) -> tuple[in
 def main(words: Sequence[str] | None = None) -> int:
     """Print a row per model and target; 1 if an alarm is false or missing."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--seeds", type=int, default=100)
+    parser.add_argument("--seeds", type=positive, default=100)
     parser.add_argument("models", nargs="*", help=", ".join(MODELS))
     options = parser.parse_args(words)
     if unknown := set(options.models) - set(MODELS):

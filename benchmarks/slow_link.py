@@ -20,6 +20,7 @@ from tempfile import TemporaryDirectory
 import torch
 from torch import Tensor, nn
 
+from benchmarks._exit import positive
 from benchmarks._ranks import ROOT
 
 LENGTH, WIDTH, HEADS, LAYERS, ROWS = 1536, 512, 8, 8, 8192
@@ -132,8 +133,8 @@ def measure(variant: Variant, rate: float, rounds: int) -> float:
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rate", type=float, default=200, help="Mbit/s")
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--repeats", type=positive, default=3)
+    parser.add_argument("--rounds", type=positive, default=5)
     given = parser.parse_args()
     rate = given.rate * 1e6 / 8
     with TemporaryDirectory() as place:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 import pipec
+from benchmarks._exit import positive
 from benchmarks._ranks import is_rank, launch, pin, say
 from pipec.runtime.agreement import exchange
 
@@ -113,8 +114,8 @@ def main() -> int:
     """Launch the ranks; in one of them, run."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--schedule", default="1f1b")
-    parser.add_argument("--steps", type=int, default=20_000)
-    parser.add_argument("--every", type=int, default=100)
+    parser.add_argument("--steps", type=positive, default=20_000)
+    parser.add_argument("--every", type=positive, default=100)
     parser.add_argument("--folder")
     given = parser.parse_args()
     if not is_rank():

@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, fx, nn
 
+from benchmarks._exit import positive
 from benchmarks._models import loss_of
 from benchmarks._ranks import is_rank, keep, launch, pin, say
 from pipec.cluster.cluster import parse_cluster
@@ -186,10 +187,10 @@ def run_all(
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--ranks", type=int, default=8)
-    parser.add_argument("--microbatches", type=int, default=16)
+    parser.add_argument("--ranks", type=positive, default=8)
+    parser.add_argument("--microbatches", type=positive, default=16)
     parser.add_argument("--milliseconds", type=float, default=30.0, help="of a forward")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=positive, default=3)
     parser.add_argument("--schedules", default="", help="all by default")
     parser.add_argument("--json", help="file for the figures")
     options = parser.parse_args()

@@ -30,6 +30,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from benchmarks._deepspeed import METHODS, deepspeed_step, find_deepspeed, layers_of
+from benchmarks._exit import positive
 from benchmarks._ranks import is_rank, keep, launch, pin, quartiles, say
 from benchmarks._uneven import workload
 from benchmarks.prediction import PASSES, node_costs
@@ -274,8 +275,8 @@ def show(r: dict[str, Any]) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cells", default=CELLS)
-    parser.add_argument("--windows", type=int, default=10)
-    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--windows", type=positive, default=10)
+    parser.add_argument("--repeats", type=positive, default=2)
     parser.add_argument("--json", help="file for the figures")
     options = parser.parse_args()
     if not is_rank():

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks._exit import positive
 from benchmarks.faults.inject import Fault, faults, print_graphs, reseal
 from benchmarks.faults.models import FILES, MODULES, QUANTISED, TRAINED, make
 from pipec.cluster.cluster import parse_cluster
@@ -120,8 +121,8 @@ def page(results: list[Result], alarms: list[str], seeds: int) -> str:
 def main() -> None:
     """Run, print what is missed, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--faults", type=int, default=16, help="most faults of a directory")
-    parser.add_argument("--seeds", type=int, default=100, help="of each clean directory")
+    parser.add_argument("--faults", type=positive, default=16, help="most faults of a directory")
+    parser.add_argument("--seeds", type=positive, default=100, help="of each clean directory")
     parser.add_argument("--targets", default="torch,onnx,fpga")
     parser.add_argument("--out", type=Path, default=PAGE)
     options = parser.parse_args()

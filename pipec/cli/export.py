@@ -139,8 +139,9 @@ def command(directory: Path, runtime: str, stages: int | None, as_json: bool) ->
         return
     click.echo(text)
     slowest = max(split.seconds)
-    click.echo(
-        f"# slowest stage {slowest:.4g} s, bound {split.lower_bound:.4g} s; with equal numbers of "
-        f"layers {split.even:.4g} s, {split.even / slowest:.3g} times as long",
-        err=True,
-    )
+    even = "the model allows no equal numbers of layers"
+    if split.even is not None:
+        longer = split.even / slowest
+        even = f"with equal numbers of layers {split.even:.4g} s, {longer:.3g} times as long"
+    text = f"# slowest stage {slowest:.4g} s, bound {split.lower_bound:.4g} s; {even}"
+    click.echo(text, err=True)

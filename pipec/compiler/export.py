@@ -33,14 +33,14 @@ class Split:
         seconds: Predicted seconds of every stage, transfers included.
         lower_bound: No split between layers has a slowest stage faster than this.
         even: Slowest stage if every stage had as many numbered layers, which is what these
-            runtimes do by default.
+            runtimes do by default; None where the model allows no such split.
     """
 
     parts: tuple[tuple[str, ...], ...]
     numbered: tuple[int, ...]
     seconds: tuple[float, ...]
     lower_bound: float
-    even: float
+    even: float | None
 
 
 def split_layers(plan: Plan, stages: int | None = None) -> Split:
@@ -102,12 +102,15 @@ def _in_order(problem: CostGraph, piece: IntArray) -> CostGraph:
 
 def _split_evenly(
     plan: Plan, problem: CostGraph, devices: list[Device], links: list[Link], layers: int
-) -> float:
-    """Slowest stage of the split into equal numbers of layers."""
+) -> float | None:
+    """Slowest stage of the split into equal numbers of layers; None if the model allows none."""
     count = len(devices)
     ends = [layers * (k + 1) // count for k in range(count)]
     layout = Layout(tuple(b - a for a, b in pairwise([0, *ends])), 0, count - 1)
-    stage = place_layers(plan.graph, layout)
+    try:
+        stage = place_layers(plan.graph, layout)
+    except PartitionError:
+        return None
     return float(stage_loads(problem, stage, devices, links=links).max())
 
 

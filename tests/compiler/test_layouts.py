@@ -131,8 +131,30 @@ def test_the_split_is_the_best_between_layers(plan: Plan) -> None:
             best = min(best, laid.partition.max_load)
     assert max(split.seconds) == pytest.approx(best)
     assert max(split.seconds) == pytest.approx(split.lower_bound)
+    assert split.even is not None
     assert split.even > max(split.seconds)
     assert split.numbered[0] > split.numbered[-1]
+
+
+class Returning(nn.Module):
+    """Four layers of six and the first again: three layers to each of two stages go backwards."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for k in (0, 1, 2, 3, 0, 4, 5):
+            x = self.layers[k](x)
+        return x
+
+
+def test_a_model_without_an_even_split_has_a_best_one() -> None:
+    graph = from_module(Returning().eval(), (torch.ones(2, 8),)).graph
+    split = split_layers(make_plan(graph, parse_cluster("2xv100")))
+    assert split.even is None
+    assert split.parts[0][:4] == tuple(f"layers.{k}" for k in range(4))
+    assert split.parts[1][0] in FORMATS["torch"](split)
 
 
 @pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # torch calls its own
