@@ -108,9 +108,12 @@ def command(ctx: click.Context, /, **given: Any) -> None:
 def _search(given: dict[str, Any], own: dict[str, Any], console: Console) -> Search:
     cluster, backend = cluster_of(given["devices"], given["cluster"]), load_backend(given["target"])
     check_devices(backend, cluster)
-    options = load_options({**given, "training": True})
+    options = load_options({**given, "training": given["training"] is not False})
     with console.status(f"reading {given['model']}"):
-        loaded, options = _read_model(given["model"], options, console)
+        if given["training"] is None:
+            loaded, options = _read_model(given["model"], options, console)
+        else:
+            loaded = load(given["model"], options)
     request = Request(
         backend, cluster, "auto", settings=own, cached=not given["no_cache"],
         schedules=tuple(given["schedules"].split(",")) if given["schedules"] else (),

@@ -151,3 +151,12 @@ def test_a_layout_of_another_tool_is_judged(pipec: Pipec, spec: str, tmp_path: P
         judged = pipec("explore", spec, *asked, "--beside", layout)
         assert judged.code == 1
         assert hint in judged.err
+
+
+def test_a_model_with_a_loss_is_run_forward_where_that_is_asked(pipec: Pipec, spec: str) -> None:
+    """It was trained all the same, without a word."""
+    done = pipec("explore", spec, "--devices", "2xv100", "--inference", "--json")
+    assert done.code == 0, done.err
+    schedules = {row["schedule"] for row in json.loads(done.out)}
+    assert "inference" in schedules
+    assert not schedules & {"1f1b", "gpipe", "zb-h1"}
