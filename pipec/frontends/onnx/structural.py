@@ -121,49 +121,42 @@ def sequence_construct(_: Context, *items: Value) -> Result:
     return list(items)
 
 
-def _items(sequence: Value) -> list[Value]:
+def _items(sequence: Value, *, filled: bool = False) -> list[Value]:
     if not isinstance(sequence, list):
         raise Refused("a tensor where a sequence is wanted")
+    if filled and not sequence:
+        raise Refused("the sequence is empty")
     return sequence
 
 
-def _position(sequence: list[Value], value: Value, end: int) -> int:
+def _position(sequence: list[Value], value: Value, last: int) -> int:
     position = int(scalar(array_of(value)))
-    if not -end <= position < max(end, 1):
+    if not -len(sequence) <= position <= last:
         raise Refused(f"position {position} is outside a sequence of {len(sequence)}")
-    return position + end if position < 0 else position
+    return position + len(sequence) if position < 0 else position
 
 
 @structural("SequenceAt")
 def sequence_at(_: Context, sequence: Value, position: Value) -> Result:
     """One item of a sequence."""
-    items = _items(sequence)
-    if not items:
-        raise Refused("the sequence is empty")
-    return items[_position(items, position, len(items))]
+    items = _items(sequence, filled=True)
+    return items[_position(items, position, len(items) - 1)]
 
 
 @structural("SequenceInsert")
 def sequence_insert(_: Context, sequence: Value, item: Value, position: Value = None) -> Result:
     """A longer sequence; the item goes to the end where no position is given."""
     items = list(_items(sequence))
-    at = len(items)
-    if position is not None:
-        at = int(scalar(array_of(position)))
-        at += len(items) if at < 0 else 0
-        if not 0 <= at <= len(items):
-            raise Refused(f"position {at} is outside a sequence of {len(items)}")
-    items.insert(at, item)
+    end = len(items)
+    items.insert(end if position is None else _position(items, position, end), item)
     return items
 
 
 @structural("SequenceErase")
 def sequence_erase(_: Context, sequence: Value, position: Value = None) -> Result:
     """A shorter sequence; the last item goes where no position is given."""
-    items = list(_items(sequence))
-    if not items:
-        raise Refused("the sequence is empty")
-    del items[-1 if position is None else _position(items, position, len(items))]
+    items = list(_items(sequence, filled=True))
+    del items[-1 if position is None else _position(items, position, len(items) - 1)]
     return items
 
 
@@ -219,9 +212,7 @@ def _squeeze(x: Value, axis: int) -> Value:
 @structural("ConcatFromSequence")
 def concat_from_sequence(ctx: Context, sequence: Value) -> Result:
     """The items joined along an axis, an existing one or a new one."""
-    items, axis, new = _items(sequence), ctx.attr("axis"), ctx.attr("new_axis", 0)
-    if not items:
-        raise Refused("the sequence is empty")
+    items, axis, new = _items(sequence, filled=True), ctx.attr("axis"), ctx.attr("new_axis", 0)
     if all(map(is_known, items)):
         arrays = [array_of(v) for v in items]
         return np.stack(arrays, axis) if new else np.concatenate(arrays, axis)

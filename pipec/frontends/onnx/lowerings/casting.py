@@ -12,6 +12,7 @@ from pipec.frontends.onnx.values import FLOAT8, Value, torch_dtype, type_of
 
 _WIDE = {torch.uint16: torch.int32, torch.uint32: torch.int64, torch.uint64: torch.int64}
 _LOWEST = -(2**63)
+_SMALL = (torch.uint8, torch.uint16, torch.uint32, torch.int8, torch.int16)
 
 
 def widen(t: Tensor) -> Tensor:
@@ -70,9 +71,7 @@ def convert(x: Tensor, dtype: torch.dtype) -> Tensor:
         return x
     if dtype in FLOAT8:
         raise Refused(f"a cast to {dtype}: torch saturates differently")
-    if x.is_floating_point() and dtype in (torch.uint8, torch.uint16, torch.uint32, torch.int8):
-        return x.to(torch.int64).to(dtype)
-    if x.is_floating_point() and dtype == torch.int16:
+    if x.is_floating_point() and dtype in _SMALL:
         return x.to(torch.int64).to(dtype)
     return x.to(dtype)
 

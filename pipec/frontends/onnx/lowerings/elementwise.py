@@ -3,6 +3,7 @@
 import math
 import operator
 from collections.abc import Callable
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -147,13 +148,11 @@ def modulo(ctx: Context, a: Value, b: Value) -> Result:
 def power(ctx: Context, a: Value, b: Value) -> Result:
     """Power; the result has the type of the base."""
     x, y = operands(ctx, a, b)
-    if isinstance(x, Tensor):
-        exact = not isinstance(y, float) or x.is_floating_point()
-        found = torch.pow(x if exact else x.to(torch.float64), y)
-        return found if found.dtype == x.dtype else found.to(x.dtype)
-    base = ctx.tensor(a)
-    found = torch.pow(base, ctx.tensor(b))
-    return found if found.dtype == base.dtype else found.to(base.dtype)
+    if not isinstance(x, Tensor):
+        x, y = ctx.tensor(a), ctx.tensor(b)
+    exact = not isinstance(y, float) or x.is_floating_point()
+    found = torch.pow(x if exact else x.to(torch.float64), y)
+    return found if found.dtype == x.dtype else found.to(x.dtype)
 
 
 @lowering(*_COMPARE, raw=None)
@@ -195,22 +194,15 @@ def variadic(ctx: Context, *values: Value) -> Result:
     like, op = _like(ctx, *values), ctx.node.op_type
     if op in ("Max", "Min"):
         return _extreme(ctx, list(values), like)
-    total = ctx.tensor(values[0])
-    for value in values[1:]:
-        total = total + ctx.tensor(value)
+    total = reduce(operator.add, map(ctx.tensor, values))
     return total / len(values) if op == "Mean" and len(values) > 1 else total
 
 
 def _extreme(ctx: Context, values: list[Value], like: Tensor) -> Tensor:
     function = torch.maximum if ctx.node.op_type == "Max" else torch.minimum
-    if like.dtype == torch.uint64:
-        parts = [to_ordered(ctx.tensor(v)) for v in values]
-    else:
-        parts = [widen(ctx.tensor(v)) for v in values]
-    found = parts[0]
-    for part in parts[1:]:
-        found = function(found, part)
-    return narrow(to_ordered(found) if like.dtype == torch.uint64 else found, like)
+    shift = like.dtype == torch.uint64
+    found = reduce(function, [(to_ordered if shift else widen)(ctx.tensor(v)) for v in values])
+    return narrow(to_ordered(found) if shift else found, like)
 
 
 @lowering("Where")

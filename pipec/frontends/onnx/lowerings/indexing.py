@@ -104,8 +104,7 @@ def one_hot(ctx: Context, index: Tensor, depth: Array, values: Tensor) -> Result
     size, axis = int(scalar(depth)), ctx.attr("axis", -1)
     if size > MOST_ELEMENTS:
         raise Refused(f"a row of {size} entries per position", final=True)
-    index = index.to(torch.int64)
-    index = torch.where(index < 0, index + size, index)
+    index = _wrap(index, size)
     axis += index.dim() + 1 if axis < 0 else 0
     steps = ctx.tensor(np.arange(size))
     hot = index.unsqueeze(-1) == steps

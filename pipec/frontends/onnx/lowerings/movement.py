@@ -182,17 +182,14 @@ def _constant_pad(x: Tensor, begin: list[int], end: list[int], fill: float) -> T
     return narrow(fn.pad(widen(x), flat, value=number), x)
 
 
-_NUMPY_MODES = {"reflect": "reflect", "edge": "edge", "wrap": "wrap"}
-
-
 def _pad_border(ctx: Context, x: Tensor, axis: int, pads: tuple[int, int], mode: str) -> Tensor:
     if pads == (0, 0):
         return x
-    if mode not in _NUMPY_MODES:
+    if mode not in ("reflect", "edge", "wrap"):
         raise Refused(f"mode {mode!r}")
     places = np.arange(x.shape[axis])
     places = places[max(0, -pads[0]) : x.shape[axis] - max(0, -pads[1])]
-    places = np.pad(places, (max(0, pads[0]), max(0, pads[1])), mode=_NUMPY_MODES[mode])  # type: ignore[call-overload]
+    places = np.pad(places, (max(0, pads[0]), max(0, pads[1])), mode=mode)  # type: ignore[call-overload]
     return narrow(widen(x).index_select(axis, ctx.tensor(places)), x)
 
 

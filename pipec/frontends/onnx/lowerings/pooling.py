@@ -114,26 +114,16 @@ def lp_pool(ctx: Context, x: Tensor) -> Result:
     return torch.pow(window_sum(ctx, powers, _make_window(ctx, x)), 1 / p)
 
 
-@lowering("GlobalAveragePool")
-def global_average_pool(_: Context, x: Tensor) -> Result:
-    """Mean per plane."""
-    if x.dim() == 4:
-        return fn.adaptive_avg_pool2d(x, 1)
-    return x.mean(tuple(range(2, x.dim())), keepdim=True)
-
-
-@lowering("GlobalMaxPool")
-def global_max_pool(_: Context, x: Tensor) -> Result:
-    """Maximum per plane."""
-    return x.amax(tuple(range(2, x.dim())), keepdim=True)
-
-
-@lowering("GlobalLpPool")
-def global_lp_pool(ctx: Context, x: Tensor) -> Result:
-    """Lp norm per plane."""
-    p = ctx.attr("p", 2)
-    powers = torch.pow(x.abs(), p)
-    return torch.pow(powers.sum(tuple(range(2, x.dim())), keepdim=True), 1 / p)
+@lowering("GlobalAveragePool", "GlobalLpPool", "GlobalMaxPool")
+def global_pool(ctx: Context, x: Tensor) -> Result:
+    """Mean, Lp norm or maximum per plane."""
+    plane = tuple(range(2, x.dim()))
+    if ctx.node.op_type == "GlobalMaxPool":
+        return x.amax(plane, keepdim=True)
+    if ctx.node.op_type == "GlobalLpPool":
+        p = ctx.attr("p", 2)
+        return torch.pow(torch.pow(x.abs(), p).sum(plane, keepdim=True), 1 / p)
+    return fn.adaptive_avg_pool2d(x, 1) if x.dim() == 4 else x.mean(plane, keepdim=True)
 
 
 @lowering("MaxUnpool", known=(2,))

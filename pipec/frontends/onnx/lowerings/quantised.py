@@ -5,7 +5,7 @@ from torch import Tensor
 
 import pipec.graph.quantised  # noqa: F401 - defines the ops
 from pipec.frontends.onnx.context import Context, Result, lowering
-from pipec.frontends.onnx.lowerings.windows import window
+from pipec.frontends.onnx.lowerings.windows import conv_window
 from pipec.frontends.onnx.refusals import Refused
 from pipec.frontends.onnx.values import torch_dtype
 
@@ -67,11 +67,8 @@ def conv_integer(
 
 def _window(ctx: Context, x: Tensor, w: Tensor) -> tuple[object, ...]:
     """Strides, pads, dilations and groups of a convolution."""
-    if x.dim() not in (3, 4, 5) or w.dim() != x.dim():
-        raise Refused(f"a convolution of {x.dim() - 2} spatial dimensions; want 1 to 3")
-    shape = window(ctx, tuple(x.shape[2:]), tuple(w.shape[2:]))
-    pads = (*shape.begin, *shape.end)
-    return shape.strides, pads, shape.dilations, ctx.attr("group", 1)
+    shape = conv_window(ctx, x, w)
+    return shape.strides, (*shape.begin, *shape.end), shape.dilations, ctx.attr("group", 1)
 
 
 @lowering("QLinearMatMul")

@@ -7,27 +7,19 @@ from pipec.frontends.onnx.context import Context, Result, lowering
 from pipec.frontends.onnx.values import torch_dtype
 
 
-def _draw(ctx: Context, shape: list[int], dtype: torch.dtype) -> Tensor:
+@lowering("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike")
+def random(ctx: Context, x: Tensor | None = None) -> Result:
+    """Normal or uniform numbers of a given shape, or of another tensor's."""
+    shape = list(ctx.attr("shape") if x is None else x.shape)
+    like = torch.float32 if x is None else x.dtype
+    dtype = torch_dtype(ctx.attr("dtype")) if ctx.has("dtype") else like
     if "Normal" in ctx.node.op_type:
-        mean: float = ctx.attr("mean", 0.0)
+        start: float = ctx.attr("mean", 0.0)
         scale: float = ctx.attr("scale", 1.0)
-        return (torch.randn(shape) * scale + mean).to(dtype)
-    low: float = ctx.attr("low", 0.0)
-    high: float = ctx.attr("high", 1.0)
-    return (torch.rand(shape) * (high - low) + low).to(dtype)
-
-
-@lowering("RandomNormal", "RandomUniform")
-def random(ctx: Context) -> Result:
-    """Normal or uniform numbers of a given shape."""
-    return _draw(ctx, list(ctx.attr("shape")), torch_dtype(ctx.attr("dtype", 1)))
-
-
-@lowering("RandomNormalLike", "RandomUniformLike")
-def random_like(ctx: Context, x: Tensor) -> Result:
-    """Normal or uniform numbers of another tensor's shape."""
-    dtype = torch_dtype(ctx.attr("dtype")) if ctx.has("dtype") else x.dtype
-    return _draw(ctx, list(x.shape), dtype)
+        return (torch.randn(shape) * scale + start).to(dtype)
+    start = ctx.attr("low", 0.0)
+    scale = ctx.attr("high", 1.0) - start
+    return (torch.rand(shape) * scale + start).to(dtype)
 
 
 @lowering("Bernoulli")

@@ -37,17 +37,15 @@ def _sum(x: Tensor, axes: Axes, keep: bool) -> Tensor:
     return x.sum(axes, keepdim=keep, dtype=x.dtype)
 
 
-def _mean(x: Tensor, axes: Axes, keep: bool) -> Tensor:
-    if x.is_floating_point():
-        return x.mean(axes, keepdim=keep)
-    wide = x.to(torch.float64).mean(axes, keepdim=keep)
-    return wide.trunc().to(x.dtype)
+def _in_floats(function: Reduction) -> Reduction:
+    """A reduction of real numbers, with which integers are computed in double precision."""
 
+    def reduce(x: Tensor, axes: Axes, keep: bool) -> Tensor:
+        if x.is_floating_point():
+            return function(x, axes, keep)
+        return function(x.to(torch.float64), axes, keep).to(x.dtype)
 
-def _log_sum_exp(x: Tensor, axes: Axes, keep: bool) -> Tensor:
-    if not x.is_floating_point():
-        return torch.logsumexp(x.to(torch.float64), axes, keep).to(x.dtype)
-    return torch.logsumexp(x, axes, keep)
+    return reduce
 
 
 def _root(x: Tensor, axes: Axes, keep: bool) -> Tensor:
@@ -57,24 +55,25 @@ def _root(x: Tensor, axes: Axes, keep: bool) -> Tensor:
     return norm
 
 
-def _log_sum(x: Tensor, axes: Axes, keep: bool) -> Tensor:
-    if not x.is_floating_point():
-        return _sum(x.to(torch.float64), axes, keep).log().to(x.dtype)
-    return _sum(x, axes, keep).log()
-
-
 _REDUCTIONS: dict[str, Reduction] = {
     "ReduceL1": lambda x, a, k: _sum(x.abs(), a, k),
     "ReduceL2": _root,
-    "ReduceLogSum": _log_sum,
-    "ReduceLogSumExp": _log_sum_exp,
+    "ReduceLogSum": _in_floats(lambda x, a, k: _sum(x, a, k).log()),
+    "ReduceLogSumExp": _in_floats(torch.logsumexp),
     "ReduceMax": lambda x, a, k: _extreme(x, a, k, largest=True),
-    "ReduceMean": _mean,
+    "ReduceMean": _in_floats(lambda x, a, k: x.mean(a, keepdim=k)),
     "ReduceMin": lambda x, a, k: _extreme(x, a, k, largest=False),
     "ReduceProd": _product,
     "ReduceSum": _sum,
     "ReduceSumSquare": lambda x, a, k: _sum(x.square(), a, k),
 }
+_ELEMENTWISE: dict[str, Callable[[Tensor], Tensor]] = {
+    "ReduceL1": torch.abs,
+    "ReduceL2": torch.abs,
+    "ReduceLogSum": torch.log,
+    "ReduceSumSquare": torch.square,
+}
+"""What a reduction over no axis does to each element; others leave it as it is."""
 
 
 @lowering(*_REDUCTIONS, known=(1,))
@@ -82,12 +81,11 @@ def reduce(ctx: Context, x: Tensor, axes: Array | None = None) -> Result:
     """A reduction over some axes, or over all of them."""
     found = axes_of(ctx, axes, x.dim())
     function, keep = _REDUCTIONS[ctx.node.op_type], bool(ctx.attr("keepdims", 1))
-    if not found:
-        if ctx.attr("noop_with_empty_axes", 0):
-            return _elementwise(ctx.node.op_type, x)
+    if not found and not ctx.attr("noop_with_empty_axes", 0):
         found = list(range(x.dim()))
     if not found:
-        return _elementwise(ctx.node.op_type, x)
+        alone = _ELEMENTWISE.get(ctx.node.op_type)
+        return alone(x) if alone else x
     if x.dtype == torch.bool:
         return function(x.to(torch.uint8), tuple(found), keep).to(torch.bool)
     if x.dtype == torch.uint64 and ctx.node.op_type in ("ReduceMax", "ReduceMin"):
@@ -97,23 +95,10 @@ def reduce(ctx: Context, x: Tensor, axes: Array | None = None) -> Result:
     return narrow(function(widen(x), tuple(found), keep), x)
 
 
-def _elementwise(op: str, x: Tensor) -> Tensor:
-    """What a reduction over no axis does to each element."""
-    if op in ("ReduceL1", "ReduceL2"):
-        return x.abs()
-    if op == "ReduceSumSquare":
-        return x.square()
-    if op == "ReduceLogSum":
-        return x.log()
-    return x
-
-
 @lowering("ArgMax", "ArgMin")
 def arg_extreme(ctx: Context, x: Tensor) -> Result:
     """Position of the largest or smallest element along an axis; the first or last of equals."""
-    if x.dtype == torch.uint64:
-        x = to_ordered(x)
-    x = widen(x)
+    x = to_ordered(x) if x.dtype == torch.uint64 else widen(x)
     axis, keep = ctx.attr("axis", 0), bool(ctx.attr("keepdims", 1))
     function = torch.argmax if ctx.node.op_type == "ArgMax" else torch.argmin
     if ctx.attr("select_last_index", 0):

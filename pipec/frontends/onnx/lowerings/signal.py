@@ -53,9 +53,8 @@ def stft(
     frames = signal.unfold(1, size, int(scalar(step)))
     if signal.shape[-1] == 1:
         real = frames[:, :, 0] if window is None else frames[:, :, 0] * window
-        if onesided:
-            return torch.view_as_real(torch.fft.rfft(real, dim=-1))
-        return torch.view_as_real(torch.fft.fft(real, dim=-1))
+        function = torch.fft.rfft if onesided else torch.fft.fft
+        return torch.view_as_real(function(real, dim=-1))
     if onesided:
         raise Refused("a one-sided transform of a complex signal")
     values = torch.complex(frames[:, :, 0].contiguous(), frames[:, :, 1].contiguous())

@@ -32,16 +32,17 @@ class Window:
     ceil: bool = False
 
     @property
-    def extents(self) -> tuple[int, ...]:
-        """Input elements from the first to the last element of a window."""
-        return tuple((k - 1) * d + 1 for k, d in zip(self.kernel, self.dilations, strict=True))
+    def room(self) -> tuple[int, ...]:
+        """How far a window can move, from one end of the padding to the other."""
+        extents = [(k - 1) * d + 1 for k, d in zip(self.kernel, self.dilations, strict=True)]
+        sizes = zip(self.sizes, self.begin, self.end, extents, strict=True)
+        return tuple(size + b + e - extent for size, b, e, extent in sizes)
 
     @property
     def outputs(self) -> tuple[int, ...]:
         """Number of windows; one that would start in the right padding does not count."""
         counts = []
-        for k, extent in enumerate(self.extents):
-            room = self.sizes[k] + self.begin[k] + self.end[k] - extent
+        for k, room in enumerate(self.room):
             count = (-(-room // self.strides[k]) if self.ceil else room // self.strides[k]) + 1
             if self.ceil and (count - 1) * self.strides[k] >= self.sizes[k] + self.begin[k]:
                 count -= 1
@@ -56,18 +57,8 @@ class Window:
     @property
     def extra(self) -> tuple[int, ...]:
         """Elements beyond the end pad that the last window reads."""
-        return tuple(
-            max(0, (n - 1) * s + e - (size + b + p))
-            for n, s, e, size, b, p in zip(
-                self.outputs,
-                self.strides,
-                self.extents,
-                self.sizes,
-                self.begin,
-                self.end,
-                strict=True,
-            )
-        )
+        steps = zip(self.outputs, self.strides, self.room, strict=True)
+        return tuple(max(0, (n - 1) * s - room) for n, s, room in steps)
 
     def pad(self, x: Tensor, value: float = 0.0) -> Tensor:
         """``x`` with all padding written out, so that a window without pads and ceil is equal."""
@@ -124,14 +115,21 @@ CONV = {1: fn.conv1d, 2: fn.conv2d, 3: fn.conv3d}
 _TRANSPOSED = {1: fn.conv_transpose1d, 2: fn.conv_transpose2d, 3: fn.conv_transpose3d}
 
 
+def conv_window(ctx: Context, x: Tensor, w: Tensor) -> Window:
+    """The window of a convolution.
+
+    Raises:
+        Refused: It has no 1 to 3 spatial dimensions, or attributes and rank do not fit.
+    """
+    if x.dim() - 2 not in CONV or w.dim() != x.dim():
+        raise Refused(f"a convolution of {x.dim() - 2} spatial dimensions; want 1 to 3")
+    return window(ctx, tuple(x.shape[2:]), tuple(w.shape[2:]))
+
+
 @lowering("Conv")
 def conv(ctx: Context, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Result:
     """A convolution; unequal pads become a pad node before it."""
-    rank = x.dim() - 2
-    if rank not in CONV or w.dim() != x.dim():
-        raise Refused(f"a convolution of {rank} spatial dimensions; want 1 to 3")
-    shape = window(ctx, tuple(x.shape[2:]), tuple(w.shape[2:]))
-    groups = ctx.attr("group", 1)
+    rank, shape, groups = x.dim() - 2, conv_window(ctx, x, w), ctx.attr("group", 1)
     pads: tuple[int, ...] = shape.begin
     if not shape.symmetric:
         x, pads = shape.pad(x), (0,) * rank
