@@ -2,13 +2,12 @@
 
 import numpy as np
 import onnx
-import torch
 from torch import Tensor
 
 from pipec.frontends.onnx.context import Context, Result, scalar
 from pipec.frontends.onnx.refusals import Refused
-from pipec.frontends.onnx.structural import dims, structural
-from pipec.frontends.onnx.values import Value, array_of, is_known
+from pipec.frontends.onnx.structural import dims, join, structural
+from pipec.frontends.onnx.values import Value, array_of
 from pipec.graph.arrays import Array
 
 MOST_TRIPS = 4096
@@ -41,7 +40,7 @@ def loop(ctx: Context, trips: Value = None, condition: Value = None, *carried: V
         scanned.append(outputs[1 + len(carried) :])
         trip += 1
     count = len(body.output) - 1 - len(carried)
-    stacked = [_stack(ctx, [row[k] for row in scanned], 0) for k in range(count)]
+    stacked = [join(ctx, [row[k] for row in scanned], 0) for k in range(count)]
     if not scanned and count:
         raise Refused("a loop of no iteration yields scanned outputs of unknown shape")
     return (*state, *stacked)
@@ -62,7 +61,7 @@ def _scan_batched(ctx: Context, values: tuple[Value, ...]) -> Result:
     batch = dims(rest[0])[0]
     directions = {"input": ctx.attr("directions", []), "axes": [], "output": [], "out_axes": []}
     rows = [_scan(ctx, [_slice(v, 0, b) for v in rest], f"{b}.", directions) for b in range(batch)]
-    return tuple(_stack(ctx, list(column), 0) for column in zip(*rows, strict=True))
+    return tuple(join(ctx, list(column), 0) for column in zip(*rows, strict=True))
 
 
 def _directions(ctx: Context) -> dict[str, list[int]]:
@@ -100,7 +99,7 @@ def _scan(
     return [
         *state,
         *(
-            _stack(ctx, column[::-1] if back else column, axis)
+            join(ctx, column[::-1] if back else column, axis)
             for column, back, axis in zip(columns, reverse, out_axes, strict=True)
         ),
     ]
@@ -111,9 +110,3 @@ def _slice(value: Value, axis: int, position: int) -> Value:
         return value.select(axis, position)
     array: Array = np.take(array_of(value), position, axis)
     return array
-
-
-def _stack(ctx: Context, column: list[Value], axis: int) -> Value:
-    if all(map(is_known, column)):
-        return np.stack([array_of(v) for v in column], axis)
-    return torch.stack([ctx.tensor(v) for v in column], axis)

@@ -45,9 +45,7 @@ def dims(value: Value) -> tuple[int, ...]:
     Raises:
         Refused: It is no tensor.
     """
-    if isinstance(value, Tensor | np.ndarray):
-        return tuple(value.shape)
-    return tuple(array_of(value).shape)
+    return tuple((value if isinstance(value, Tensor) else array_of(value)).shape)
 
 
 _CONSTANTS: dict[str, Callable[[onnx.AttributeProto], Array]] = {
@@ -212,7 +210,12 @@ def _squeeze(x: Value, axis: int) -> Value:
 @structural("ConcatFromSequence")
 def concat_from_sequence(ctx: Context, sequence: Value) -> Result:
     """The items joined along an axis, an existing one or a new one."""
-    items, axis, new = _items(sequence, filled=True), ctx.attr("axis"), ctx.attr("new_axis", 0)
+    items, new = _items(sequence, filled=True), bool(ctx.attr("new_axis", 0))
+    return join(ctx, items, ctx.attr("axis"), new=new)
+
+
+def join(ctx: Context, items: list[Value], axis: int, *, new: bool = True) -> Value:
+    """Values side by side along an axis, a new one or an existing one."""
     if all(map(is_known, items)):
         arrays = [array_of(v) for v in items]
         return np.stack(arrays, axis) if new else np.concatenate(arrays, axis)
