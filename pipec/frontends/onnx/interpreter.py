@@ -309,13 +309,10 @@ def _bind(nodes: Sequence[NodeProto], given: Attributes) -> None:
                 value.name = a.name
                 kept.append(value)
         for a in kept:
-            for graph in (a.g, *a.graphs) if a.type in _GRAPHS else ():
+            for graph in (a.g, *a.graphs):
                 _bind(graph.node, given)
         del node.attribute[:]
         node.attribute.extend(kept)
-
-
-_GRAPHS = (AttributeProto.GRAPH, AttributeProto.GRAPHS)
 
 
 def inner_frame(body: FunctionProto, frame: Frame, values: Sequence[Value], path: str) -> Frame:

@@ -306,8 +306,5 @@ def _say_defaults(nodes: Iterable[onnx.NodeProto]) -> None:
             field = _FIELDS.get(a.type)
             if field and not a.ref_attr_name and not a.HasField(field):
                 setattr(a, field, getattr(a, field))
-            for graph in (a.g, *a.graphs) if a.type in _GRAPHS else ():
+            for graph in (a.g, *a.graphs):
                 _say_defaults(graph.node)
-
-
-_GRAPHS = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
