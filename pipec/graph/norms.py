@@ -54,31 +54,16 @@ def of_layers(
 
 
 @fake_kernel(BATCH_NORMS[1])
-def of_batches(
-    mode: FakeTensorMode,
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    mean: Tensor,
-    var: Tensor,
-    *others: object,
-) -> tuple[Tensor, ...] | None:
-    """The result, mean, scale, and both running statistics; else None."""
-    del others
-    if not _mixes(x, x.shape[1:2], weight, bias, mean, var):
-        return None
-    return _results(mode, torch.empty_like(x, device="meta"), x, [x.shape[1:2]] * 4)
-
-
 @fake_kernel(BATCH_NORMS[2])
-def of_one_batch(
+def of_batches(
     mode: FakeTensorMode, x: Tensor, weight: Tensor | None, bias: Tensor | None, *others: object
 ) -> tuple[Tensor, ...] | None:
-    """The same without running statistics."""
-    del others
-    if not _mixes(x, x.shape[1:2], weight, bias):
+    """The result, mean, scale, and the running statistics if there are any; else None."""
+    running = [t for t in others if isinstance(t, Tensor)]
+    if not _mixes(x, x.shape[1:2], weight, bias, *running):
         return None
-    return _results(mode, torch.empty_like(x, device="meta"), x, [x.shape[1:2]] * 2)
+    shapes = [x.shape[1:2]] * (2 + len(running))
+    return _results(mode, torch.empty_like(x, device="meta"), x, shapes)
 
 
 def _mixes(x: Tensor, shape: torch.Size, *weights: Tensor | None) -> bool:
