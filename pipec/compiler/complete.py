@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from pipec.compiler.facts import count_trained, find_shared
 from pipec.compiler.timeline import joint_devices
-from pipec.plan.facts import SharedWeight
+from pipec.plan.facts import SharedSum
 from pipec.plan.model import STATE_WAITS, HostSlot, Plan, ValueChannel
 from pipec.runtime.program import check_paired
 from pipec.schedule.channels import Channel, ChannelKind, value
@@ -20,7 +20,7 @@ def complete(compute: Schedule, plan: Plan) -> Schedule:
 
     Adds sends and receives of the plan's channels, copies of saved values that wait in host
     memory, reductions over replicas (which wait for the last backward, as the runtime's do), and
-    optimizer steps. In a schedule with a flush, devices that share a weight step together.
+    optimizer steps. In a schedule with a flush, devices that add something up step together.
 
     Raises:
         PlanError: The backward has other stages than the forward.
@@ -43,7 +43,7 @@ def assemble(
     compute: Schedule,
     channels: Sequence[Channel],
     slots: Sequence[Channel] = (),
-    shared: Sequence[SharedWeight] = (),
+    shared: Sequence[SharedSum] = (),
     *,
     state: object = 0,
 ) -> Schedule:
@@ -53,7 +53,7 @@ def assemble(
         compute: Schedule of compute actions, without channels of activations and gradients.
         channels: What crosses between stages.
         slots: What waits in host memory.
-        shared: Weights that several stages train.
+        shared: What stages add up before they step.
         state: Compute actions beside which the optimizer's state leaves, and comes back.
 
     Raises:

@@ -334,7 +334,10 @@ class CutSearch:
         s, copies = self._short, list(map(len, self._place.backward)) or [1]
         forward, backward, added, step = found
         adding = [s.rule.adding(s.microbatches, count) for count in copies]
-        return Work(forward, backward, added * adding, step / copies)
+        step = step / copies
+        if s.rule.flush:
+            step = self.outline.join_steps(step, self._place)
+        return Work(forward, backward, added * adding, step)
 
     @cached_property
     def _edges(self) -> tuple[Edges, ...]:

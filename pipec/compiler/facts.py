@@ -18,7 +18,7 @@ from pipec.compiler.stage_timing import device_of, find_measured
 from pipec.cost.stage import OPTIMIZER_COPIES, StageCost, update_cost
 from pipec.errors import PlanError
 from pipec.graph.ir import InputKind, nbytes, tensor, tensor_nbytes
-from pipec.plan.facts import Facts, SharedWeight, StageFacts
+from pipec.plan.facts import Facts, SharedSum, StageFacts
 from pipec.plan.model import HostSlot, Plan, Stage
 
 
@@ -69,13 +69,15 @@ def _list_trained(stage: Stage) -> list[int]:
     return [nbytes(nodes[i.node]) for i in parameters if i.name in trained]
 
 
-def find_shared(plan: Plan) -> Iterator[SharedWeight]:
-    """Weights that several stages of a differentiated plan train."""
+def find_shared(plan: Plan) -> Iterator[SharedSum]:
+    """What stages of a differentiated plan add up before they step."""
     sizes = {i.name: nbytes(s.graph.nodes[i.node]) for s in plan.stages for i in s.graph.inputs}
     for name, readers in plan.find_tied().items():
         stages = [plan.stages[s] for s in readers]
         if any(s.training is not None and name in s.training.trained for s in stages):
-            yield SharedWeight(sizes[name], readers)
+            yield SharedSum(sizes[name], readers)
+    trained = {name for s in plan.stages if s.training for name in s.training.trained}
+    yield from SharedSum.of_norm(len(trained), len(plan.stages), plan.cluster)
 
 
 def list_sums(plan: Plan) -> set[int]:

@@ -23,12 +23,13 @@ from pipec.autodiff.recompute import list_holders, views
 from pipec.autodiff.tidy import results, separate_convolutions
 from pipec.cluster.cluster import Cluster
 from pipec.compiler.stage_timing import holder, life, peak_of
+from pipec.compiler.timeline import sum_seconds
 from pipec.cost.stage import OPTIMIZER_COPIES, StageCost, update_cost
 from pipec.cost.table import CostTable
 from pipec.graph.ir import Graph, InputKind, OutputKind, nbytes, origin
 from pipec.graph.written import ancestors, extract
 from pipec.partition.costgraph import FloatArray, IntArray
-from pipec.plan.facts import Facts, SharedWeight, StageFacts
+from pipec.plan.facts import Facts, SharedSum, StageFacts
 from pipec.schedule.channels import Channel, slots_of, value
 from pipec.schedule.schedule import Placement
 
@@ -150,6 +151,21 @@ class Outline:
         producer, reader, size = zip(*found, strict=True)
         return Edges(np.array(producer), np.array(reader), np.array(size))
 
+    def join_steps(self, seconds: FloatArray, place: Placement) -> FloatArray:
+        """What is behind the last backward where all step together: a sum, and the longest step.
+
+        Args:
+            seconds: Of a step, [cuts, stages].
+            place: Devices of the stages.
+        """
+        facts = Facts(self.cluster, (), trains=self.trains, messages=self.costs.messages)
+        devices = tuple({d for at in place.backward for d in at})
+        for norm in self._sum_norm(len(place.backward)):
+            longest = seconds.max(axis=1, keepdims=True)
+            behind = longest + sum_seconds(facts, devices, norm.nbytes)
+            seconds = np.broadcast_to(behind, seconds.shape)
+        return seconds
+
     def least_weights(self) -> Iterator[tuple[float, float, list[str]]]:
         """Bytes of each weight that is read, the same if it is trained, and who reads it."""
         for _, size, learns, readers in self._readers:
@@ -250,9 +266,9 @@ class Outline:
 
     def _weights(
         self, of: dict[str, int], stages: int
-    ) -> tuple[list[float], list[list[float]], tuple[SharedWeight, ...]]:
-        """Bytes of all weights and of each trained one per stage, and the trained ones shared."""
-        held, shared = [0.0] * stages, list[SharedWeight]()
+    ) -> tuple[list[float], list[list[float]], tuple[SharedSum, ...]]:
+        """Bytes of all weights and of each trained one per stage; what stages add up."""
+        held, shared = [0.0] * stages, list[SharedSum]()
         trained: list[list[float]] = [[] for _ in held]
         for _, size, learns, readers in self._readers:
             at = sorted({of[r] for r in readers})
@@ -260,8 +276,13 @@ class Outline:
                 held[s] += size
                 trained[s] += [size] * learns
             if learns and len(at) > 1:
-                shared.append(SharedWeight(size, tuple(at)))
-        return held, trained, tuple(shared)
+                shared.append(SharedSum(size, tuple(at)))
+        return held, trained, (*shared, *self._sum_norm(stages))
+
+    def _sum_norm(self, stages: int) -> list[SharedSum]:
+        """What all stages add up for the norm of all gradients, however the model is cut."""
+        trained = sum(learns and bool(readers) for _, _, learns, readers in self._readers)
+        return SharedSum.of_norm(trained * self.trains, stages, self.cluster)
 
     @cached_property
     def _names(self) -> list[str]:

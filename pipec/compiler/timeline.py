@@ -10,6 +10,7 @@ REDUCE_GRAD        gradients of a stage          its replicas            where i
 STEP, with         the optimizer's state to the device and back, if it waits in host memory and no
                    OFFLOAD_O and FETCH_O copy it
                    of a shared weight            the stages that read    behind the rows of all
+                   the norm of all gradients     all, with a flush       behind the rows of all
 ```
 
 What devices add up takes what was measured of two, else a ring over the slowest of their links.
@@ -21,7 +22,7 @@ from dataclasses import replace
 from pipec.cluster.device import Device
 from pipec.compiler.facts import plan_facts
 from pipec.cost.stage import MessageCost
-from pipec.plan.facts import Facts, SharedWeight, StageFacts
+from pipec.plan.facts import Facts, SharedSum, StageFacts
 from pipec.plan.model import Plan
 from pipec.schedule.action import ActionKind
 from pipec.schedule.channels import Channel, ChannelKind
@@ -73,7 +74,7 @@ def plan_timeline(plan: Plan, schedule: Schedule) -> Timeline:
     return timeline_of(plan_facts(plan), schedule)
 
 
-def joint_devices(shared: Sequence[SharedWeight], schedule: Schedule) -> tuple[Devices, ...]:
+def joint_devices(shared: Sequence[SharedSum], schedule: Schedule) -> tuple[Devices, ...]:
     """Sets of devices that add something up before they step; none without a flush."""
     place = schedule.placement
     if not schedule.rule.flush or not place.backward:
@@ -145,7 +146,7 @@ def _reductions(facts: Facts, schedule: Schedule) -> tuple[float, ...]:
     found = []
     for devices, stage in zip(backward, facts.stages, strict=False):
         nbytes = len(devices) * _longest_share(stage, devices) * stage.gradients
-        found.append(_all_reduce(facts, devices, nbytes))
+        found.append(sum_seconds(facts, devices, nbytes))
     return tuple(found)
 
 
@@ -165,11 +166,11 @@ def _steps(facts: Facts, schedule: Schedule, times: Times) -> tuple[float, ...]:
         found[stage] -= known.cost.step * (1 - _longest_share(known, devices))
     if facts.state_waits and not schedule.state_beside:
         found = [s + 2 * copy for s, copy in zip(found, _state(facts, schedule), strict=True)]
-    for size, stages in _select(facts.shared, place):
+    for size, stages in _select(facts.shared, place) if schedule.rule.flush else ():
         devices = _homes(place, stages)
         first = {min(s for s in stages if d in place.backward[s]) for d in devices}
         for stage in first:
-            found[stage] += _all_reduce(facts, devices, size)
+            found[stage] += sum_seconds(facts, devices, size)
     return tuple(found)
 
 
@@ -187,17 +188,20 @@ def _longest_share(stage: StageFacts, devices: Devices) -> float:
     return max(shares(stage.parameters, len(devices)))
 
 
-def _select(shared: Sequence[SharedWeight], place: Placement) -> Iterator[tuple[float, list[int]]]:
-    for weight in shared:
-        yield weight.nbytes, [s for s in weight.stages if s < len(place.backward)]
+def _select(shared: Sequence[SharedSum], place: Placement) -> Iterator[tuple[float, list[int]]]:
+    for one in shared:
+        yield one.nbytes, [s for s in one.stages if s < len(place.backward)]
 
 
 def _homes(place: Placement, stages: Sequence[int]) -> Devices:
     return tuple(sorted({d for s in stages for d in place.backward[s]}))
 
 
-def _all_reduce(facts: Facts, devices: Devices, nbytes: float) -> float:
-    """By what was measured between two devices of each kind, else over their links."""
+def sum_seconds(facts: Facts, devices: Devices, nbytes: float) -> float:
+    """Seconds in which devices add up a tensor, over their links if that was not measured.
+
+    What was measured is of two devices of each kind.
+    """
     if len(devices) < 2:
         return 0.0
     found = [cost.all_reduce(nbytes, len(devices)) for cost in _find_measured(facts, devices)]

@@ -158,11 +158,10 @@ class Pipeline:
         self._open, self._hooks = ExitStack(), list(hooks)
         self._timeout = timeout
         self._batch: list[Tensors] = []
-        flush = Program.of(plan).flush
         settings = Settings(
             optimizer,
             scheduler,
-            clip=clip if clip is not None or not flush or not plan.trains else math.inf,
+            clip=clip,
             seed=seed,
             correction=correction or Correction(),
             on_nan=on_nan,

@@ -45,16 +45,25 @@ class StageFacts:
 
 
 @dataclass(frozen=True)
-class SharedWeight:
-    """A trained weight that several stages read.
+class SharedSum:
+    """What stages add up before they step.
 
     Attributes:
-        nbytes: Bytes of its gradient.
-        stages: The stages that read it.
+        nbytes: Bytes of the sum.
+        stages: The stages whose devices take part.
     """
 
     nbytes: float
     stages: tuple[int, ...]
+
+    @classmethod
+    def of_norm(cls, trained: int, stages: int, cluster: Cluster) -> "list[SharedSum]":
+        """That of the norm of all gradients together: a float64 of each trained weight.
+
+        Boards step by themselves.
+        """
+        boards = any(d.fpga for d in cluster.devices)
+        return [] if boards or not trained else [cls(8.0 * trained, tuple(range(stages)))]
 
 
 @dataclass(frozen=True)
@@ -67,7 +76,8 @@ class Facts:
         cluster: Devices and links.
         stages: In order.
         trains: Whether there is a backward.
-        shared: Weights whose gradients several stages add up.
+        shared: What several stages add up: gradients of weights that all of them read, and with a
+            flush the norm of all gradients.
         messages: What was measured of messages, by kind of device.
         moved_for_w: See `pipec.simulate.memory.Memory`.
         saved_too: See `pipec.simulate.memory.Memory`.
@@ -77,7 +87,7 @@ class Facts:
     cluster: Cluster
     stages: tuple[StageFacts, ...]
     trains: bool
-    shared: tuple[SharedWeight, ...] = ()
+    shared: tuple[SharedSum, ...] = ()
     messages: Mapping[str, MessageCost] = field(default_factory=dict)
     moved_for_w: Mapping[str, float] = field(default_factory=dict)
     saved_too: tuple[str, ...] = ()

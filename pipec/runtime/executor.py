@@ -13,7 +13,6 @@ from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
-from math import inf
 from typing import Any
 
 import torch
@@ -113,13 +112,12 @@ class Executor:
         Raises:
             PlanError: Clipping or skipping is asked for where there is no flush.
         """
-        wanted = self.settings.wants_norm(program.schedule)
+        self.settings.check_flush(program.schedule)
         origin = self.rounds.origin if hasattr(self, "rounds") else 0
         self.program = program
         self.rounds = Rounds(program.schedule, self.device, origin=origin)
         self.moves.load(program, self.rounds, self._shapes)
-        clip = (self.settings.clip or inf) if wanted else None
-        self._steps = Steps(program, self.device, clip)
+        self._steps = Steps(program, self.device)
         self._row: list[Turn] = []
         self._at, self.finished = 0, True
         self._doing: Iterator[bool] | None = None
@@ -325,16 +323,12 @@ class Executor:
     def _begin(self) -> Waits | None:
         """The next action, or what the end of the row has waited for."""
         if self._at == len(self._row):
-            return self._ending()
+            return self.moves.settle()
         action = self._row[self._at].action
         if not action.kind.is_compute:
             return self._handlers[action.kind](action)
         with self.compute.count_time():
             return self._handlers[action.kind](action)
-
-    def _ending(self) -> Waits:
-        yield from self._steps.finish(self)
-        yield from self.moves.settle()
 
     def end(self) -> Result:
         """Finish a round: everything has left; versions count from 0 where none is under way."""
@@ -462,6 +456,11 @@ class Executor:
         *sums, counts = yield from poll(partial(self.transport.scatter, at, parts, whose))
         summed = zip(weights.owned, sums, counts.tolist(), strict=True)
         weights.replace_gradients(action.version, {n: g for n, g, count in summed if count})
+
+    @property
+    def steps_again(self) -> bool:
+        """Whether a step comes behind the action that the device is at."""
+        return any(t.action.kind is _K.STEP for t in self._row[self._at + 1 :])
 
     def _step(self, action: Action) -> Waits:
         return self._steps.do(self, action, self._row[self._at].oldest)

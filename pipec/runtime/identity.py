@@ -62,8 +62,8 @@ def _describe(settings: Settings) -> dict[str, str]:
 def list_settings(executor: Executor) -> dict[str, str]:
     """Settings that a run may change when it goes on from a checkpoint."""
     graph = executor.program.plan.graph
+    clip = executor.settings.clip  # infinity limits none
     numbers = (a for n in graph.calls for a in tree_leaves((n.args, n.kwargs)))
-    clip = executor.settings.clip  # without a flush no norm is known, and infinity limits none
     return {
         **_describe(executor.settings),
         "the clipping norm": str(clip if clip != math.inf else None),

@@ -53,11 +53,11 @@ class Settings:
         """Whether an update whose gradients are not finite is left out."""
         return self.on_nan != "continue" or self.loss_scale is not None
 
-    def wants_norm(self, schedule: Schedule) -> bool:
-        """Whether steps wait for the norm of all gradients together.
+    def check_flush(self, schedule: Schedule) -> None:
+        """Refuse what needs the norm of all gradients together where there is no flush.
 
         Raises:
-            PlanError: They are asked to, but the schedule has no flush.
+            PlanError: It is asked for.
         """
         known = self.clip is not None or self.on_nan == "skip" or self.loss_scale is not None
         if known and not schedule.rule.flush:
@@ -67,7 +67,6 @@ class Settings:
                 got=f"schedule {schedule.name}",
                 want="a schedule with a flush, such as 1f1b",
             )
-        return known or (self.on_nan == "stop" and schedule.rule.flush)
 
     def __post_init__(self) -> None:
         if self.on_nan not in (known := get_args(OnNan)):

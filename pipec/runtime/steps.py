@@ -1,16 +1,15 @@
 """Steps of the optimizer: at once, or when all gradients are known; each replica steps its share.
 
-In a schedule with a flush, steps that need more than their own stage wait until the device's row
-is done. Then, on all devices in the same order: the gradients of each shared weight are summed
-over the stages that read it, so that its copies stay equal; the norm of all gradients is found;
-every stage steps. Replicas of a stage add up their gradients so that each has the sums of the
-parameters that it steps; behind its step it gets the others from those who have stepped them
-(Rajbhandari et al., ZeRO, SC'20, stage 1).
+In a schedule with a flush, steps wait until all of the device's row are due. Then, on all devices
+in the same order: the gradients of each shared weight are summed over the stages that read it, so
+that its copies stay equal; the norm of all gradients is found; every stage steps. Replicas of a
+stage add up their gradients so that each has the sums of the parameters that it steps; behind its
+step it gets the others from those who have stepped them (Rajbhandari et al., ZeRO, SC'20, stage 1).
 """
 
 from collections.abc import Generator, Iterator
 from functools import partial
-from math import isfinite, nan
+from math import inf, isfinite, nan
 from typing import TYPE_CHECKING
 
 import torch
@@ -24,39 +23,35 @@ if TYPE_CHECKING:
 
 _UPDATE = 1
 """A flush schedule makes one update per round."""
+_SQUARED = 2**22
+"""About so many numbers of a gradient are there in float64 at a time."""
 
 
 class Steps:
-    """The steps of one device.
+    """The steps of one device."""
 
-    ``clip`` is the largest norm of all gradients together.
-    """
-
-    def __init__(self, program: Program, device: int, clip: float | None) -> None:
-        self._program, self._device, self._clip = program, device, clip
-        self._waits = program.flush and (clip is not None or bool(program.tied))
+    def __init__(self, program: Program, device: int) -> None:
+        self._program, self._device = program, device
         self._steps: list[tuple[Action, int]] = []
         self.norm: float | None = None
         training = program.schedule.training
         self._members = {n: program.sharers(n) for n in program.tied} if training else {}
 
     def do(self, executor: "Executor", action: Action, oldest: int) -> Waits:
-        """Make a version, or let it wait for the end of the row."""
-        if self._waits:
-            self._steps.append((action, oldest))
-        else:
+        """Make a version; with a flush all of the row together, with the last one."""
+        if not self._program.flush:
             yield from self._make_version(executor, action, oldest, 1.0)
+            return
+        self._steps.append((action, oldest))
+        if not executor.steps_again:
+            yield from self._finish(executor)
 
-    def finish(self, executor: "Executor") -> Waits:
+    def _finish(self, executor: "Executor") -> Waits:
         """Make the versions that have waited."""
         steps, self._steps = self._steps, []
-        if not steps:
-            return
         for name in sorted(n for n, devices in self._members.items() if self._device in devices):
             yield from self._sum_shared(executor, name)
-        factor = 1.0
-        if self._clip is not None:
-            factor = yield from self._clipping(executor, self._clip)
+        factor = yield from self._clipping(executor)
         for action, oldest in sorted(steps, key=lambda s: s[0].stage):  # replicas wait for another
             yield from self._make_version(executor, action, oldest, factor)
         if self.norm is not None:
@@ -74,21 +69,24 @@ class Steps:
             grads = weights.read_sums(_UPDATE)
             weights.replace_gradients(_UPDATE, {**grads, name: total})
 
-    def _clipping(self, executor: "Executor", clip: float) -> Generator[bool, None, float]:
+    def _clipping(self, executor: "Executor") -> Generator[bool, None, float]:
         """Find the norm of all gradients; the factor on them, NaN if their update is left out."""
+        settings, scale = executor.settings, executor.scaling.scale
         names = sorted({n for s in self._program.stages for n in self._program.parameters(s.index)})
         place = {n: k for k, n in enumerate(names)}
         squares = torch.zeros(len(names), dtype=torch.float64, device=executor.compute.torch)
-        scale = executor.scaling.scale
         for name, gradient, count in self._own_gradients(executor):
             numbers = torch.view_as_real(gradient) if gradient.is_complex() else gradient
-            squares[place[name]] = (numbers.double() / (count * scale)).square().sum()
+            rows = torch.atleast_1d(numbers)
+            for part in rows.split(max(1, _SQUARED * len(rows) // max(1, rows.numel()))):
+                length = torch.linalg.vector_norm(part, dtype=torch.float64)
+                squares[place[name]] += (length / (count * scale)).square()
         at = Meeting(f"norm {executor.round}", self._device, self._program.steppers)
         (total,) = yield from poll(partial(executor.transport.reduce, at, [squares]))
         self.norm = float(total.sum().sqrt())
         if executor.spikes.judge(self.norm) or not isfinite(self.norm):
-            return nan
-        return min(clip / (self.norm + 1e-6), 1.0) / scale
+            return nan if settings.skips or settings.clip else 1.0
+        return min((settings.clip or inf) / (self.norm + 1e-6), 1.0) / scale
 
     def _own_gradients(self, executor: "Executor") -> Iterator[tuple[str, torch.Tensor, float]]:
         """(name, gradient, weight of its microbatches) of all that no earlier stage counts.

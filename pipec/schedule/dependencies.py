@@ -17,7 +17,7 @@ FETCH          OFFLOAD of m, and the compute action before it in its row, with w
 REDUCE_GRAD@v  the last backward of update v on every replica; all replicas start together.
                Overlapped, it starts with that backward and runs beside it, bucket by bucket
 STEP@v         the last backward of update v here, and REDUCE_GRAD@v where there are replicas;
-               joint: the last backward of every device of its set (`Schedule.joint`);
+               joint: all else of every device of its set that steps wait for (`Dependencies`);
                FETCH_O@v where the optimizer's state waits in host memory
 OFFLOAD_O@v    STEP of the version before; the compute action that is `Schedule.state_beside`
                behind it in its row waits for it
@@ -36,7 +36,7 @@ from pipec.schedule.action import COMPUTE, Action, ActionKind
 from pipec.schedule.channels import ChannelKind
 from pipec.schedule.lanes import assign_lanes, previous_in_lane
 from pipec.schedule.routes import routes_of
-from pipec.schedule.schedule import Int32, Schedule
+from pipec.schedule.schedule import Int32, Int64, Schedule
 from pipec.schedule.tables import Tables
 
 _K = ActionKind
@@ -50,14 +50,20 @@ class Dependencies:
     Attributes:
         columns: Arrays of the schedule's length n; entry i of each is an action that action i
             waits for, or n (nothing to wait for), or n + 1 (an action that is missing).
+        joint: Per set of devices that step together (`Schedule.joint`), the positions of their
+            steps, and of what each of these waits for: the last backward, REDUCE_GRAD and FETCH_O
+            of every device. Nothing waits for these steps but what stands behind them.
     """
 
     columns: tuple[Int32, ...]
+    joint: tuple[tuple[Int64, Int64], ...] = ()
 
     def of(self, index: int) -> list[int]:
         """The positions that one action waits for; n + 1 among them if one is missing."""
         n = len(self.columns[0]) if self.columns else 0
-        return [int(c[index]) for c in self.columns if c[index] != n]
+        found = [int(c[index]) for c in self.columns if c[index] != n]
+        more = [awaited.tolist() for steps, awaited in self.joint if index in steps]
+        return [*found, *(k for positions in more for k in positions if k not in found)]
 
 
 def dependencies(schedule: Schedule) -> Dependencies:
@@ -76,7 +82,7 @@ def dependencies(schedule: Schedule) -> Dependencies:
     rules.versions()
     rules.steps()
     rules.state()
-    return Dependencies(tuple(rules.columns))
+    return Dependencies(tuple(rules.columns), rules.joint())
 
 
 def waits_for(schedule: Schedule, index: int) -> list[Action]:
@@ -289,8 +295,6 @@ class _Rules:
         self.add(_K.STEP, rows, last[where])
         self.add(_K.STEP, rows, np.where(shared, reduced[where], self.at.nothing))
         self._together(reductions, reduced, last)
-        for group in s.joint:
-            self._joint(np.array(group), rows)
 
     def state(self) -> None:
         """The optimizer's state leaves behind a step, and is there again for the next."""
@@ -312,16 +316,17 @@ class _Rules:
             own = here & (np.append(s.kind, -1)[waits] == kind)
             self.add(kind, waits[own], left[own])
 
-    def _joint(self, group: np.ndarray, steps: np.ndarray) -> None:
-        """Steps of some devices wait for the last backward of each of the others."""
-        s = self.schedule
-        backward = np.flatnonzero((s.kind == _K.B) | (s.kind == _K.W))
-        last = np.full(s.devices, self.at.nothing)
-        last[s.device[backward]] = backward  # rows are in order: the last one stays
-        rows = steps[np.isin(s.device[steps], group)]
-        turn = np.searchsorted(group, s.device[rows])
-        for other in range(1, len(group)):
-            self.add(_K.STEP, rows, last[group[(turn + other) % len(group)]])
+    def joint(self) -> tuple[tuple[Int64, Int64], ...]:
+        """Steps of devices that step together, and the last of what each device does before."""
+        s, found = self.schedule, list[tuple[Int64, Int64]]()
+        for group in s.joint:
+            there, awaited = np.isin(s.device, group), list[Int64]()
+            for kinds in ((_K.B, _K.W), (_K.REDUCE_GRAD,), (_K.FETCH_O,)):
+                rows = np.flatnonzero(np.isin(s.kind, kinds) & there)
+                ends = np.flatnonzero(np.diff(s.device[rows], append=-1))
+                awaited.append(rows[ends])
+            found.append((np.flatnonzero((s.kind == _K.STEP) & there), np.concatenate(awaited)))
+        return tuple((steps, awaited) for steps, awaited in found if len(steps) and len(awaited))
 
     def _together(self, rows: np.ndarray, reduced: Int32, last: Int32) -> None:
         if not len(rows):

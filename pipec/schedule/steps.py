@@ -36,14 +36,15 @@ def insert_steps(schedule: Schedule, joint: tuple[tuple[int, ...], ...] = ()) ->
     anchor, stage, replica, version = _updates(schedule)
     late = np.isin(schedule.device[anchor], [d for group in joint for d in group])
     anchor = np.where(late, schedule.device_ptr[1:][schedule.device[anchor]] - 1, anchor)
+    order = np.lexsort((stage, anchor))  # joint ones by stage: the first bears the sums
     step: Values = {
         "kind": int(_K.STEP),
-        "stage": stage,
-        "replica": replica,
-        "version": version,
+        "stage": stage[order],
+        "replica": replica[order],
+        "version": version[order],
     }
     inserted = schedule.inserted | {"steps"}
-    insertions = [Insertion(anchor, True, step), *_publishing(schedule)]
+    insertions = [Insertion(anchor[order], True, step), *_publishing(schedule)]
     return splice(schedule, insertions, inserted=inserted, joint=joint)
 
 

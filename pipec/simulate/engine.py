@@ -79,12 +79,21 @@ class Run:
 
 def run(prepared: Prepared, seconds: Callable[[Positions], Float]) -> Run:
     """Simulate; never raises: a deadlock leaves ``heads``."""
-    short = prepared.short
-    if any(seconds(rows).any() for _, rows in blocks(short.dropped)):
-        return _run(prepared.whole, seconds)
-    found = _run(short, seconds)
+    short, found = prepared.short, None
+    if not any(seconds(rows).any() for _, rows in blocks(short.dropped)):
+        found = _run(short, seconds)
     # a deadlock is run again, so that the cycle of waits shows everything
-    return _run(prepared.whole, seconds) if found.heads else found
+    found = _run(prepared.whole, seconds) if found is None or found.heads else found
+    _join_steps(prepared, found.end, seconds)
+    return found
+
+
+def _join_steps(prepared: Prepared, end: Float, seconds: Callable[[Positions], Float]) -> None:
+    """Let joint steps, which nothing waits for, begin when all that they wait for has ended."""
+    for steps, awaited in prepared.waits.joint:
+        ready, device = end[awaited].max(), prepared.schedule.device[steps]
+        for own in np.split(steps, np.flatnonzero(np.diff(device)) + 1):
+            end[own] = np.append(ready, seconds(own)).cumsum()[1:]
 
 
 def _run(view: Compact, seconds: Callable[[Positions], Float]) -> Run:

@@ -60,7 +60,10 @@ class Timeline:
     @cached_property
     def _awaited(self) -> tuple[Int32, ...]:
         """What each action waits for, the one before it on its lane included."""
-        return (*self.prepared.waits.columns, previous_in_lane(self.prepared.queue))
+        latest = np.full(len(self.end), len(self.end), dtype=np.int32)
+        for steps, awaited in self.prepared.waits.joint:
+            latest[steps] = awaited[self.end[awaited].argmax()]
+        return (latest, *self.prepared.waits.columns, previous_in_lane(self.prepared.queue))
 
     @cached_property
     def begin(self) -> Float:

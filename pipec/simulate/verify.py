@@ -85,6 +85,12 @@ def _find_unordered(schedule: Schedule) -> Iterator[str]:
         here = device[column] == schedule.device
         for index in np.flatnonzero(here & (column > np.arange(count)))[:MOST].tolist():
             yield f"{schedule[index]} stands before {schedule[int(column[index])]}, which it needs"
+    for steps, awaited in waits.joint:
+        last = np.zeros(schedule.devices, dtype=np.int64)
+        np.maximum.at(last, device[awaited], awaited)
+        for index in steps[last[device[steps]] > steps][:MOST].tolist():
+            needs = schedule[int(last[device[index]])]
+            yield f"{schedule[index]} stands before {needs}, which it needs"
     yield from _early_reductions(schedule)
 
 

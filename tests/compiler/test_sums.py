@@ -12,12 +12,13 @@ from pipec.passes.time_stages import TimeStages
 from pipec.plan.model import Plan
 from pipec.schedule.action import ActionKind
 from pipec.schedule.json_form import from_json, to_json
-from pipec.schedule.registry import generate
+from pipec.schedule.registry import SYNCHRONOUS, generate
 from pipec.schedule.schedule import Schedule
 from pipec.schedule.steps import insert_steps
 from tests.autodiff.zoo import CASES, seeded
 from tests.runtime.pipelines import scheduled, staged
 
+CHUNKED = ("interleaved", "zbv", "dualpipev")
 FREE = MessageCost((0, 1), (0.0,) * 2, (0.0,) * 2, (0.0,) * 2, sums=(100.0, 100.0))
 """Messages take no time, a sum of two 100 s whatever its size."""
 
@@ -48,15 +49,15 @@ def test_devices_that_share_a_weight_step_together_after_its_sum() -> None:
     plan = timed("gpt-2", 3)
     assert any(len(stages) > 1 for stages in plan.find_tied().values())
     order = scheduled(plan, "1f1b", 2)
-    assert order.joint == ((0, 2),)
+    assert order.joint == ((0, 1, 2),)
     timeline = plan_timeline(plan, order)
     compute = [timeline.action(k) for k in range(len(order)) if order[k].kind.is_compute]
     last = {s: max(end for a, _, end in compute if a.stage == s) for s in range(3)}
     assert last[0] == max(last.values())  # stage 0 is the last to be ready
-    found = ends(plan, order)
-    assert found["0STEP@1"] == (last[0], last[0] + 100 + 5)
-    assert found["1STEP@1"] == (last[1], last[1] + 10)  # shares nothing, waits for nobody
-    assert found["2STEP@1"] == (last[0], last[0] + 100 + 15)
+    found, norm = ends(plan, order), 2 * 100
+    assert found["0STEP@1"] == (last[0], last[0] + 100 + norm + 5)
+    assert found["1STEP@1"] == (last[0], last[0] + norm + 10)  # shares no weight
+    assert found["2STEP@1"] == (last[0], last[0] + 100 + norm + 15)
 
 
 def test_replicas_add_up_their_gradients_before_they_step() -> None:
@@ -67,8 +68,35 @@ def test_replicas_add_up_their_gradients_before_they_step() -> None:
     took = {str(a): end - begin for a, begin, end in map(timeline.action, range(len(order)))}
     assert [took[f"{s}REDUCE_GRAD@1"] for s in range(2)] == [100, 100]
     shares = [1 / 2, 16 / 17]  # a replica steps whole parameters: 16 weights, or their bias
-    assert [took[f"{s}STEP@1"] for s in range(2)] == pytest.approx([5 * shares[0], 10 * shares[1]])
-    assert list_sums(plan) == {count_trained(s) for s in plan.stages}
+    norm = 3 * 100  # of four devices
+    steps = [took[f"{s}STEP@1"] for s in range(2)]
+    assert steps == pytest.approx([norm + 5 * shares[0], norm + 10 * shares[1]])
+    trained = sum(len(s.training.trained) for s in plan.stages if s.training)
+    assert list_sums(plan) == {8 * trained, *map(count_trained, plan.stages)}
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("schedule", SYNCHRONOUS)
+def test_all_devices_step_behind_the_norm_of_all_gradients(schedule: str, replicas: int) -> None:
+    """The last backward, or sum of gradients, of all; one all-reduce; then a device's own steps."""
+    plan = timed("mlp", 4 if schedule in CHUNKED else 2).replace(cluster=parse_cluster("4xh100"))
+    order = scheduled(plan, schedule, 8, **({"replicas": 2} if replicas > 1 else {}))
+    timeline = plan_timeline(plan.replace(placement=order.placement), order)
+    actions = [timeline.action(k) for k in range(len(order))]
+    before = (a for a in actions if a[0].kind.is_compute or a[0].kind is ActionKind.REDUCE_GRAD)
+    last = max(end for _, _, end in before)
+    norm = 100 * (order.devices - 1)
+    ends = []
+    for device, stages in enumerate(order.list_stages()):
+        own = [a for k, a in enumerate(actions) if order.device[k] == device]
+        steps = [a for a in own if a[0].kind is ActionKind.STEP]
+        assert [a.stage for a, _, _ in steps] == stages
+        assert [begin for _, begin, _ in steps] == [last, *(end for _, _, end in steps[:-1])]
+        took = norm + sum(5 * s + 5 for s in stages)
+        if replicas == 1:
+            assert steps[-1][2] - last == pytest.approx(took)
+        ends.append(steps[-1][2])
+    assert timeline.seconds == max(ends)
 
 
 @pytest.mark.parametrize("schedule", ["interleaved", "zbv"])

@@ -210,8 +210,9 @@ def test_the_times_of_a_measured_plan_are_those_that_were_measured() -> None:
     timeline = plan_timeline(plan, scheduled(plan, "1f1b", 1))
     link = [plan.cluster.link(0, 1).seconds(c.nbytes) for c in plan.channels]
     there = [first.F, *link, last.F, last.B]
-    ends = sum([*there, *link, first.B, first.step]), sum([*there, last.step])
-    assert timeline.seconds == pytest.approx(max(ends))
+    squares = 8 * sum(len(s.training.trained) for s in plan.stages if s.training)
+    steps = plan.cluster.all_reduce((0, 1), squares) + max(first.step, last.step)
+    assert timeline.seconds == pytest.approx(sum([*there, *link, first.B, steps]))
     more = plan_timeline(plan, scheduled(plan, "1f1b", 4)).times.compute
     kind = next(k for k in more if k.name == "B")
     assert more[kind] == pytest.approx([c.B + 0.75 * c.accumulate for c in (first, last)])

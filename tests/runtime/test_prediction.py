@@ -94,11 +94,14 @@ def found() -> Found:
 
 
 def test_the_peak_of_every_rank_is_predicted_to_the_byte(found: Found) -> None:
-    """But for the losses, of 4 bytes each, that a round keeps; and W, whose second sum is new."""
+    """But for the losses, of 4 bytes each, that a round keeps; and W, whose second sum is new.
+
+    Without a flush no norm is found, which a profile counts as a step's.
+    """
     for training, _ in found.values():
         assert training.keys() == SCHEDULES.keys()
         for schedule, (told, held) in training.items():
-            more = 0.08 * held if schedule == "zb-h1" else 0
+            more = {"zb-h1": 0.08 * held, "pipedream": 8 * 16 * 16}.get(schedule, 0)
             assert held - 4 * MICROBATCHES <= told <= held + more, schedule
 
 

@@ -12,6 +12,7 @@ from pipec.frontends.trace import Loss
 from pipec.plan.model import Plan
 from pipec.runtime.executor import Settings
 from pipec.runtime.runner import LocalPipeline
+from pipec.schedule.action import ActionKind
 from tests.autodiff.chain import Case, worst
 from tests.autodiff.zoo import CASES, floats, seeded
 from tests.runtime.pipelines import accumulated, batches, scheduled, staged
@@ -340,3 +341,30 @@ def test_what_one_value_is_given_beside_a_shared_gradient_is_not_the_others() ->
     want, weights = accumulated(case, module, momentum, 2, 4)
     assert pipeline.run(2) == want
     assert worst(pipeline.state_dict(), weights) == 0
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_gradients_are_clipped_within_the_steps_of_every_schedule(
+    schedule: str, replicas: int
+) -> None:
+    """As in one process; and while a device is at a step, so that a trace has its time."""
+    case, module, plan = plan_of("mlp")
+    actions, pipelines = set[bool](), list[LocalPipeline]()
+
+    class Noting(torch.optim.SGD):
+        def step(self, closure: object = None) -> None:  # type: ignore[override]
+            del closure
+            at = [e.next_action for e in pipelines[0].executors]
+            actions.add(any(a is not None and a.kind is ActionKind.STEP for a in at))
+            super().step()
+
+    settings = Settings(lambda p: Noting(p, lr=0.05, momentum=0.9), clip=0.05)
+    options = SCHEDULES[schedule] | ({"replicas": 2} if replicas > 1 else {})
+    order = scheduled(plan, schedule, 8, **options)
+    pipelines.append(LocalPipeline(plan, batches(case, plan.graph), settings, schedule=order))
+    losses = pipelines[0].run(2)
+    want, weights = accumulated(case, module, momentum, 2, 8, clip=0.05)
+    assert losses == pytest.approx(want, abs=1e-6)
+    assert worst(pipelines[0].state_dict(), weights) < 2e-5
+    assert actions == {True}
