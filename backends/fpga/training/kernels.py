@@ -45,6 +45,7 @@ from pipec.backends.fpga.training.movers import (
     with_rings,
 )
 from pipec.backends.fpga.training.phases import Phases, gradient_name
+from pipec.errors import BackendError
 from pipec.graph.ir import Graph
 
 
@@ -230,21 +231,22 @@ def kernels_on(
         found: StageDesign | Shortage
         leaving = {p.value: whole.streams[p.stream] for p in whole.outputs}
         for room in (_room(whole, board), Resources()):  # none where the rest does not fit
-            values = {v: leaving[v] for v in phases.saved}
-            features = place_features(values, sets, room)
+            features = place_features({v: leaving[v] for v in phases.saved}, sets, room)
             rings = {f.value: ring(f.value, sets) for f in features if not f.on_chip}
             found = _complete(_reset_fifos(whole), {**sums, **rings}, features, board)
             if isinstance(found, StageDesign):
                 tried.append((found, features))
-                if found.interval > _NEAR * whole.interval:
-                    text = f"{found.interval:,} cycles of memory, engines {whole.interval:,}"
-                    found = Shortage((text,), least=int(found.interval / _NEAR))
-                break
+                slower = Shortage(("cycles of memory",), least=int(found.interval / _NEAR))
+                return slower if found.interval > _NEAR * whole.interval else found
             if not found.of_memory:
                 break
         return found
 
-    Search(both, board, name, movable=may_wait, waiting=phases.saved, lay_out=lay_out).best()
+    try:
+        Search(both, board, name, movable=may_wait, waiting=phases.saved, lay_out=lay_out).best()
+    except BackendError:  # no slower engines, though memory is slower still
+        if not tried:
+            raise
     found, features = min(tried, key=lambda each: each[0].interval)
     forward, backward = (
         _part(found, f"{name}_{suffix}", PREFIX[phase])
