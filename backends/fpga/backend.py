@@ -301,7 +301,7 @@ class FpgaBackend(Backend):
         if any(costs.method.get(d.kind) != FpgaCost.name for d in devices):
             return None
         precision, own = types_of(plan)
-        boards = [Board(d, precision, linked=count > 1, own=own) for d in devices]
+        boards = [Board(d, precision, min(count - 1, 2), own) for d in devices]
         links = [plan.cluster.link(k, k + 1) for k in range(count - 1)]
         return joint_cut(plan.graph, costs, boards, links, free_order=free_order)
 

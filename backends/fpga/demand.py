@@ -22,13 +22,13 @@ from pipec.backends.fpga.engines.base import Engine, Folded, busy_cycles
 from pipec.backends.fpga.engines.memory import Load
 from pipec.backends.fpga.engines.mvu import Mvu
 from pipec.backends.fpga.engines.network import Network
-from pipec.backends.fpga.engines.parts import Memory
+from pipec.backends.fpga.engines.parts import Memory, Resources
 from pipec.backends.fpga.fifo import deepen_fifos
 from pipec.backends.fpga.folding import Built, build_for, design_at
 from pipec.backends.fpga.memory import (
     KINDS,
     Item,
-    check_limit,
+    check_limits,
     fifo_item,
     fifos_logic,
     items_of,
@@ -38,11 +38,8 @@ from pipec.backends.fpga.memory import (
 from pipec.backends.fpga.numbers import bits_of
 
 Numbers = NDArray[np.float64]
-RESOURCES = ("dsp", "lut", "bram36", "uram", "ddr")
-"""Order of the resources in every array here; ``ddr`` in time slots of memory ports."""
 NAMES = ("DSP", "LUT", "BRAM36", "UltraRAM", "time slots of memory ports", "FF")
-"""The same, and flip-flops, for people."""
-_DDR = RESOURCES.index("ddr")
+"""Order of the resources in every array here."""
 _WORD = 72
 """Bits of a word of what waits: those of both kinds of block memories."""
 _NODES = 500
@@ -53,23 +50,28 @@ STORES = slice(1, 4)
 """Those of them in which a memory may lie, in the order of `Item.costs`."""
 
 
+def in_order(used: Resources, slots: float) -> tuple[float, ...]:
+    """Resources, and time slots, in the order of `NAMES`."""
+    return used.dsp, used.lut, used.bram36, used.uram, slots, used.ff
+
+
 @dataclass(frozen=True)
 class Room:
     """The limits of a board for a stage.
 
     Attributes:
-        most: Without memory controllers, [resources]; ``ff`` flip-flops.
-        shell: What these take where memory is read, [resources]; ``shell_ff`` flip-flops.
+        most: Beside all that stands there whatever is computed, [resources].
+        controllers: How many memory controllers more there may be.
+        shell: What each of these takes, [resources].
         lut_memory: LUTs that may serve as memory.
         period: Cycles of one round of the memory ports' time slots.
     """
 
     most: Numbers
+    controllers: int
     shell: Numbers
     lut_memory: float
     period: int
-    ff: float
-    shell_ff: float
 
 
 @dataclass(frozen=True)
@@ -93,49 +95,36 @@ class Option:
 
     Attributes:
         block: Vectors per pass over streamed weights; 0 if weights are on chip.
-        dsp: Slices; ``lut`` and ``ff`` without memories, ``bram`` block RAMs of adapters alone.
+        used: What engines take without memories; block RAMs of adapters.
         rates: Beats per cycle of every client of a memory port.
         items: Memories.
         fifos: FIFOs for about what waits while blocks of vectors are gathered.
-        ported: Whether memory outside of the chip is read or written.
+        ported: Memory ports, at most, whose controllers it needs.
     """
 
     block: int = 0
-    dsp: float = 0.0
-    lut: float = 0.0
-    ff: float = 0.0
-    bram: float = 0.0
+    used: Resources = field(default_factory=Resources)
     rates: list[float] = field(default_factory=list)
     items: list[Item] = field(default_factory=list)
     fifos: tuple[Item, ...] = ()
-    ported: bool = False
+    ported: int = 0
 
     def sum_fixed(self, period: int) -> tuple[float, ...]:
         """Resources besides memories, [resources]; slots are those in rounds of so many cycles."""
-        slots = sum(slots_for(rate, period) for rate in self.rates)
-        return (self.dsp, self.lut, self.bram, 0.0, slots)
-
-    def fits_ports(self, period: int) -> bool:
-        """Whether a memory port alone is quick enough for each client."""
-        return all(slots_for(rate, period) <= SLOTS for rate in self.rates)
+        return in_order(self.used, sum(slots_for(rate, period) for rate in self.rates))
 
     def add(self, engine: Engine) -> None:
         """Count an engine."""
-        used = logic(engine)
-        self.dsp, self.lut, self.ff = self.dsp + used.dsp, self.lut + used.lut, self.ff + used.ff
-        self.bram += used.bram36
+        self.used += logic(engine)
         self.items += items_of(engine)
 
 
 def fit(options: Sequence[Option], room: Room) -> list[Memory] | Shortage:
     """A kind of memory for every item of some options, or what they exceed of a board together."""
-    ported = any(o.ported for o in options)
-    used = np.sum([o.sum_fixed(room.period) for o in options], axis=0) + ported * room.shell
-    flip_flops = sum(o.ff for o in options) + ported * room.shell_ff
-    sums = zip(NAMES, (*used, flip_flops), (*room.most, room.ff), strict=True)
-    exceeded = [text for each in sums for text in check_limit(*each)]
-    if exceeded:
-        return Shortage(tuple(exceeded))
+    more = min(max(sum(o.ported for o in options) - 1, 0), room.controllers)
+    used = np.sum([o.sum_fixed(room.period) for o in options], axis=0) + more * room.shell
+    if exceeded := check_limits(NAMES, used, room.most):
+        return Shortage(exceeded)
     beside, limit = used[STORES], room.most[STORES].copy()
     if room.lut_memory < limit[0] - beside[0]:
         beside[0], limit[0] = 0.0, room.lut_memory
@@ -143,9 +132,8 @@ def fit(options: Sequence[Option], room: Room) -> list[Memory] | Shortage:
     kinds = place(items, limit - beside)
     for item, kind in zip(items, kinds, strict=True):
         beside[KINDS.index(kind)] += item.costs[KINDS.index(kind)]
-    sums = zip(NAMES[STORES], beside, limit, strict=True)
-    exceeded = [text for each in sums for text in check_limit(*each)]
-    return Shortage(tuple(exceeded), of_memory=True) if exceeded else kinds
+    exceeded = check_limits(NAMES[STORES], beside, limit)
+    return Shortage(exceeded, of_memory=True) if exceeded else kinds
 
 
 @dataclass(frozen=True)
@@ -204,8 +192,12 @@ class Demand:
             What the last choice that was tried lacked if none fits.
         """
         groups = list[Group]()
-        for g in self.groups:  # without ways for which a memory port is too slow
-            ways = (o for o in g.options[1:] if o.fits_ports(room.period))
+        for g in self.groups:  # without ways with a client for which a memory port is too slow
+            ways = (
+                o
+                for o in g.options[1:]
+                if all(slots_for(rate, room.period) <= SLOTS for rate in o.rates)
+            )
             groups.append(dataclasses.replace(g, options=(g.options[0], *ways)))
         demand, found = dataclasses.replace(self, groups=tuple(groups)), cast("T | Shortage", lacks)
         if not lacks.of_memory or all(len(g.options) == 1 for g in groups):
@@ -236,7 +228,8 @@ class Demand:
         """
         options = [o for g in self.groups for o in g.options]
         items = [(k, item) for k, o in enumerate(options) for item in (*o.items, *o.fifos)]
-        count, limit = len(options), np.append(room.most - room.shell, room.lut_memory)
+        most = room.most - room.controllers * room.shell
+        count, limit = len(options), np.append(most, room.lut_memory)
         use = np.zeros((len(limit), count + 3 * len(items)))
         use[:-1, :count] = np.array([o.sum_fixed(room.period) for o in options]).T
         costs = np.array([item.costs for _, item in items]).reshape(-1, 3)
@@ -247,7 +240,7 @@ class Demand:
         use /= np.maximum(limit, 1e-6)[:, None]
         sums, once = self._constraints([k for k, _ in items])
         memory = 0.3 if whole else 1.0
-        prices = np.array([0.0, 1.0, memory, memory, price])
+        prices = np.array([0.0, 1.0, memory, memory, price, 0.0])
         # the stubs know no sparse matrices here
         found: OptimizeResult = milp(
             prices @ use[:-1] + 1e-3 * use.sum(axis=0),
@@ -272,10 +265,10 @@ class Demand:
             (x[n], k, o)
             for k, (g, x) in enumerate(zip(self.groups, shares, strict=True))
             for n, o in enumerate(g.options)
-            if x[n] > 1e-6 and o.dsp < chosen[k].dsp
+            if x[n] > 1e-6 and o.used.dsp < chosen[k].used.dsp
         ]
         for _, k, option in sorted(split, key=lambda each: -each[0]):
-            if sum(o.dsp for o in chosen) > dsp:
+            if sum(o.used.dsp for o in chosen) > dsp:
                 chosen[k] = option
         return tuple(chosen)
 
@@ -357,7 +350,7 @@ class Demands:
             late[unit] |= busy_cycles(engine) > target
             option = plain.setdefault(unit, Option()) if name is None else chips[name]
             option.add(engine)
-            option.lut += fifos_logic(design.streams[s] for s in engine.outputs).lut
+            option.used += fifos_logic(design.streams[s] for s in engine.outputs)
         for stream in design.streams.values():
             item, owner = fifo_item(stream), stream.producer or stream.consumer
             if item is not None and owner is not None:
@@ -388,7 +381,7 @@ class Demands:
                 results = block * layer.channels * bits_of(layer.dtype or self.precision)
                 words = int(results + self._beside[name] * block / layer.nest.n) // _WORD
                 fifos = (Item(name, "fifo", _WORD, words),) if words else ()
-                self._options[engines] = option = Option(block, fifos=fifos, ported=True)
+                self._options[engines] = option = Option(block, fifos=fifos, ported=1)
                 for engine in engines:
                     option.add(engine)
                     if isinstance(engine.nest, Load):

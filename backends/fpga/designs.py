@@ -21,7 +21,7 @@ from pipec.backends.fpga.numbers import Int8
 from pipec.backends.fpga.quantise.formats import formats_of, observe
 from pipec.backends.fpga.quantise.layers import quantise
 from pipec.backends.fpga.quantise.samples import RANDOM, calibration_samples
-from pipec.backends.fpga.search import Board, Search, deep_fifos, fit_design
+from pipec.backends.fpga.search import Board, Search, deep_fifos, fit_design, port_kernels
 from pipec.cluster.cluster import Link
 from pipec.cluster.device import Device
 from pipec.errors import BackendError, PlanError
@@ -93,7 +93,8 @@ def link_behind(plan: Plan, stage: int) -> Link | None:
 def board_of(plan: Plan, stage: int) -> Board:
     """The board of a stage as the plan uses it; one that holds the whole model has no links."""
     precision, own = types_of(plan)
-    return Board(device_of(plan, stage), precision, linked=len(plan.stages) > 1, own=own)
+    links = (stage > 0) + (stage < len(plan.stages) - 1)
+    return Board(device_of(plan, stage), precision, links, own)
 
 
 @cache_last
@@ -196,8 +197,16 @@ def designs_of(plan: Plan) -> tuple[StageDesign, ...]:
 
 def _design(plan: Plan, stage: int, network: Network, reserved: Sequence[Item] = ()) -> StageDesign:
     """The design of one stage, no faster than the interval that the plan was cut for."""
-    board = board_of(plan, stage)
+    board = left_of(plan, stage, network)
     return Search(network, board, f"stage{stage}", reserved).best(_pace(plan, stage))
+
+
+def left_of(plan: Plan, stage: int, network: Network) -> Board:
+    """The board of a stage less the kernels at its ports."""
+    board, ends = board_of(plan, stage), without_transfers(plan.stages[stage].graph)
+    crossing, platform = {t.value for t in (*ends.receives, *ends.sends)}, board.fabric.has_platform
+    ports = network.inputs, network.outputs
+    return board.beside(port_kernels(ports, crossing, platform=platform))
 
 
 def _pace(plan: Plan, stage: int, *, bound: bool = False) -> int:

@@ -190,8 +190,9 @@ def schedule(
     placed = _PartialSchedule(design, interval)
     for port in design.inputs:
         if port.stream and port.value not in (waiting or ()):
-            tokens = design.streams[port.stream].tokens
-            evenly = _arrive_evenly(tokens, interval or tokens)
+            counts = _ends(tokens := design.streams[port.stream].tokens, CHUNKS).astype(np.float64)
+            times = counts * ((interval or tokens) / tokens)
+            evenly = Transfers(times, times, counts)
             placed.written[port.stream] = (arrivals or {}).get(port.value, evenly)
     end, from_memory = 0.0, dict[str, Engine]()
     for engine in design.engines:
@@ -367,13 +368,6 @@ def _time(
     size = np.maximum(np.diff(steps, prepend=0.0)[k], 1e-9)
     starts, ends = fired
     return np.asarray(late + ends[k] - (steps[k] - inside) / size * (ends - starts)[k])
-
-
-def _arrive_evenly(tokens: int, cycles: float) -> Transfers:
-    """Tokens that arrive at one rate throughout so many cycles."""
-    counts = _ends(tokens, CHUNKS).astype(np.float64)
-    times = counts * (cycles / counts[-1])
-    return Transfers(times, times, counts)
 
 
 def _busy(engine: Engine, chunks: Chunks, users: Mapping[str, Engine]) -> Numbers:

@@ -6,7 +6,6 @@ AMD's synthesis reports. Memories lie in LUTs, block RAM or UltraRAM, within the
 """
 
 import dataclasses
-import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from pipec.backends.fpga.engines.parts import BURST, OUTSTANDING, Memory, Resour
 from pipec.backends.fpga.engines.tiles import ceil_div
 from pipec.backends.fpga.numbers import bits_of, sum_bits
 
+Numbers = NDArray[np.float64]
 CHOICE_LUT = 9
 """A multiplexer of two inputs, however wide, as AMD's reports price it: 2 to 32 bits alike."""
 CONTROL_LUT = 4 * CHOICE_LUT + 4 * 2
@@ -37,10 +37,12 @@ VALID_FF, STAGE_FF = 2, 20
 memory, also the address, up to the stage that writes, for so long as a shift register holds."""
 SHIFT_REGISTER = 32
 """Depth up to which a FIFO is a shift register in LUTs; longer delays take no more flip-flops."""
+ARGUMENT = Resources(lut=64, ff=35)
+"""The register of 32 bits of a kernel's argument, as in `registers`."""
 LINK_SHELL = Resources(lut=35_219, ff=86_269, bram36=91.5)
-"""A 100G network core, once per board that has neighbours (FINN+ platform tables)."""
+"""A 100G network core (FINN+ platform tables)."""
 DDR_SHELL = Resources(lut=33_256, ff=44_889, bram36=99.5)
-"""A DDR4 controller, per board that streams weights (FINN+ platform tables)."""
+"""A DDR4 controller (FINN+ platform tables)."""
 LUT_MEMORY_LIMIT = 0.40
 """Share of the LUTs that may serve as memory."""
 
@@ -68,17 +70,18 @@ def uram(width: int, depth: int) -> int:
     return ceil_div(width, 72) * ceil_div(depth, 4096)
 
 
-def check_limit(name: str, used: float, limit: float) -> list[str]:
-    """One exceeded limit in words; nothing if it is kept.
+def check_limits(names: Sequence[str], used: Numbers, limits: Numbers) -> tuple[str, ...]:
+    """The limits that are exceeded, in words.
 
     Example:
-        >>> check_limit("DSP", 1_200.5, 1_000.0), check_limit("DSP", 1_000.0, 1_000.0)
-        (['1,201 DSP of 1,000 (201 too many)'], [])
+        >>> check_limits(("DSP", "FF"), np.array([1_200.5, 9.0]), np.array([1_000.0, 9.0]))
+        ('1,201 DSP of 1,000 (201 too many)',)
     """
-    if used <= limit * (1 + 1e-9):
-        return []
-    taken, most = math.ceil(used - min(limit, 0.0)), math.floor(max(limit, 0.0))
-    return [f"{taken:,} {name} of {most:,} ({taken - most:,} too many)"]
+    taken, most = np.ceil(used - np.minimum(limits, 0.0)), np.floor(np.maximum(limits, 0.0))
+    return tuple(
+        f"{taken[k]:,.0f} {names[k]} of {most[k]:,.0f} ({taken[k] - most[k]:,.0f} too many)"
+        for k in np.flatnonzero(used > limits * (1 + 1e-9)).tolist()
+    )
 
 
 def adapter(bits: int, *, reads: bool) -> Resources:
@@ -91,6 +94,23 @@ def adapter(bits: int, *, reads: bool) -> Resources:
     return Resources(lut=570 + 2.1 * wide, ff=607 + 2.0 * wide, bram36=memory)
 
 
+def registers(words: int) -> Resources:
+    """Registers of a kernel's arguments, of so many words of 32 bits, which a host writes.
+
+    AMD reports 234 LUTs and 151 flip-flops with 3 words, 490 and 291 with 7 (Vitis HLS 2021).
+    """
+    return Resources(lut=42 + ARGUMENT.lut * words, ff=46 + ARGUMENT.ff * words)
+
+
+def port(bits: int) -> Resources:
+    """An AXI4-Stream port: its loop, and a register slice.
+
+    That holds two beats, each with two bits more per byte (TKEEP, TSTRB) and TLAST.
+    """
+    beat = bits + bits // 4 + 1
+    return with_control(0.0, 0.0, 1, 2, 0.0, word=bits) + Resources(lut=beat, ff=2 * beat)
+
+
 def logic(engine: Engine) -> Resources:
     """DSPs, LUTs and flip-flops of an engine, its memories not counted; adapters are.
 
@@ -101,7 +121,8 @@ def logic(engine: Engine) -> Resources:
     updated, ports = word if nest.updates else 0, len(engine.inputs) + len(engine.outputs)
     logic = nest.logic(dtype)
     found = with_control(*logic, nest.additions, engine.depth, updated, word=word, ports=ports)
-    found = sum((adapter(bits, reads=reads) for bits, reads in nest.adapters(dtype)), found)
+    for bits, reads in nest.adapters(dtype):
+        found += adapter(bits, reads=reads) + ARGUMENT + ARGUMENT  # a pointer has two words
     for w in (w for w in engine.weights if w.memory is not Memory.DDR):
         count = (w.words * w.lanes).bit_length()
         found += with_control(0.0, 0.0, 2, 3, 0.0, word=w.word_bits, ports=0, bits=count)
@@ -144,7 +165,6 @@ def fifo_logic(width: int, depth: int) -> Resources:
 
 KINDS = (Memory.LUT, Memory.BRAM, Memory.URAM)
 _TAKES = {Memory.LUT: "lut", Memory.BRAM: "bram36", Memory.URAM: "uram"}
-Numbers = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -269,15 +289,14 @@ def allocate(design: StageDesign, kinds: Sequence[Memory], items: Sequence[Item]
     """The design with its memories placed and every engine's resources filled in."""
     where = {(i.owner, i.role): (kind, i) for i, kind in zip(items, kinds, strict=True)}
     owned: dict[str, Resources] = defaultdict(Resources)
+    owned[""] += fifos_logic(s for s in design.streams.values() if s.producer is None)
     for kind, item in where.values():
         owner = design.streams[item.owner].producer if item.role == "fifo" else item.owner
         owned[owner or ""] += item.cost_in(kind)
     engines = []
     for engine in design.engines:
         weights = tuple(
-            dataclasses.replace(w, memory=where[engine.name, w.role][0])
-            if (engine.name, w.role) in where
-            else w
+            dataclasses.replace(w, memory=where.get((engine.name, w.role), (w.memory,))[0])
             for w in engine.weights
         )
         used = logic(engine) + owned[engine.name]

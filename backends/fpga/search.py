@@ -7,27 +7,36 @@ memory ports and the engines then find their places.
 
 import dataclasses
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from pipec.backends.fpga.banks import blocks_of, ddr_ports, period, time_slots, with_banks
-from pipec.backends.fpga.demand import Choice, Demands, Option, Room, Shortage, fit
+from pipec.backends.fpga.demand import Choice, Demands, Option, Room, Shortage, fit, in_order
 from pipec.backends.fpga.design import StageDesign, Stream
-from pipec.backends.fpga.engines.network import Network
-from pipec.backends.fpga.engines.parts import Memory, Resources
+from pipec.backends.fpga.engines.gear import regrouping
+from pipec.backends.fpga.engines.network import NetPort, Network
+from pipec.backends.fpga.engines.parts import BURST, PORT_BITS, Memory, Resources
 from pipec.backends.fpga.fifo import add_latency, deepen_fifos
+from pipec.backends.fpga.folding import wire_lanes
+from pipec.backends.fpga.links import PACKET, WINDOW
 from pipec.backends.fpga.lowering.types import OwnTypes
 from pipec.backends.fpga.memory import (
     DDR_SHELL,
     LINK_SHELL,
     LUT_MEMORY_LIMIT,
+    SHIFT_REGISTER,
     Item,
     adapter,
     allocate,
     fifo_item,
+    fifo_logic,
     fifos_logic,
+    port,
+    registers,
+    with_control,
 )
+from pipec.backends.fpga.numbers import bits_of
 from pipec.cluster.device import Device, FpgaResources, ram_bits
 from pipec.errors import BackendError
 
@@ -49,14 +58,16 @@ class Board:
     Attributes:
         device: The board.
         precision: Element type of the streams.
-        linked: Whether links lead to other boards.
+        links: Other boards that it is joined to.
         own: Element types of layers that have another one.
+        taken: What stands there beside the kernel: other kernels.
     """
 
     device: Device
     precision: str = "float32"
-    linked: bool = True
+    links: int = 1
     own: OwnTypes = ()
+    taken: Resources = field(default_factory=Resources)
 
     @property
     def fabric(self) -> FpgaResources:
@@ -73,40 +84,72 @@ class Board:
 
     @property
     def limits(self) -> Resources:
-        """The board within its limits, less its network core and what reads tables."""
-        fabric, core = self.fabric, self.links + adapter(32, reads=True)
-        logic, memory = fabric.logic_limit, fabric.memory_limit
-        return Resources(
-            dsp=fabric.dsp * logic,
-            bram36=fabric.bram36 * memory - core.bram36,
-            uram=fabric.uram * memory,
-            lut=fabric.lut * logic - core.lut,
-            ff=fabric.ff * logic - core.ff,
-            ddr=self.device.memory_bandwidth * memory,
-        )
+        """The board within its limits, less what stands there whatever is computed.
+
+        That are network cores, memory controllers, what reads tables, and registers of arguments.
+        Where there is no platform, two Aurora cores count as one network core.
+        """
+        fabric, core = self.fabric, adapter(32, reads=True) + registers(4) + self.taken
+        core += LINK_SHELL * (self.links if fabric.has_platform else min(self.links, 1))
+        logic = Resources(dsp=fabric.dsp, lut=fabric.lut, ff=fabric.ff)
+        rate = self.device.memory_bandwidth
+        memory = Resources(bram36=fabric.bram36, uram=fabric.uram, ddr=rate)
+        usable = logic * fabric.logic_limit + memory * fabric.memory_limit
+        return usable - core - self.controller * self.controllers
 
     @property
-    def links(self) -> Resources:
-        """Resources of its links."""
-        return LINK_SHELL if self.linked else Resources()
-
-    @property
-    def controllers(self) -> Resources:
-        """Resources of memory controllers, where memory is read or written."""
+    def controller(self) -> Resources:
+        """Resources of a memory controller."""
         return Resources() if self.fabric.hard_memory else DDR_SHELL
 
     @property
-    def room(self) -> Room:
-        """Its limits as numbers."""
-        return room_of(self.limits, self)
+    def controllers(self) -> int:
+        """Those that are there in any case: for tables; on a platform frames come through all."""
+        every = self.fabric.memory_kind == "DDR" and self.fabric.has_platform
+        return self.fabric.memory_ports if every else 1
+
+    def beside(self, kernels: Resources) -> "Board":
+        """The board where other kernels stand, too."""
+        return dataclasses.replace(self, taken=self.taken + kernels)
+
+    def room(self, most: Resources) -> Room:
+        """Limits, of the whole board or less, as numbers."""
+        fabric, one = self.fabric, self.controller
+        limit = np.array(in_order(most, time_slots(fabric)))
+        more = fabric.memory_ports - self.controllers if fabric.memory_kind == "DDR" else 0
+        lut = fabric.lut * LUT_MEMORY_LIMIT
+        return Room(limit, more, np.array(in_order(one, 0)), lut, period(self.device))
 
 
-def room_of(most: Resources, board: Board) -> Room:
-    """The limits of a board, of which so much may be used, as numbers."""
-    slots, lut = time_slots(board.fabric), board.fabric.lut * LUT_MEMORY_LIMIT
-    limit = np.array([most.dsp, most.lut, most.bram36, most.uram, slots])
-    shell = np.array([0.0, board.controllers.lut, board.controllers.bram36, 0.0, 0.0])
-    return Room(limit, shell, lut, period(board.device), most.ff, board.controllers.ff)
+def port_kernels(
+    ports: tuple[Sequence[NetPort], Sequence[NetPort]], crossing: Collection[str], *, platform: bool
+) -> Resources:
+    """What stands at the inputs and outputs of a stage: their ends, and kernels of their own.
+
+    These lead what crosses to another board over its link (``hls/link``); a platform has others
+    between memory and the rest (``hls/mover``), where the user's own stands elsewhere.
+    """
+    found = Resources()
+    for reads, some in zip((True, False), ports, strict=True):
+        links = any(p.value in crossing for p in some)
+        for use, crosses in ((p.use, p.value in crossing) for p in some):
+            lanes, beat = wire_lanes(use.channels, use.dtype), PORT_BITS // bits_of(use.dtype)
+            own, words = port(lanes * bits_of(use.dtype)), BURST
+            found += own
+            if crosses:
+                words = PACKET * (WINDOW if reads else 2)
+            elif platform:
+                found += adapter(PORT_BITS, reads=reads) + registers(3)
+            else:
+                continue
+            gear = regrouping(lanes, beat, use.dtype)
+            found += own + fifo_logic(PORT_BITS, words)
+            for lut in (gear, 0.0):
+                found += with_control(0.0, lut, 3, 3, 0.0, word=PORT_BITS)
+            if words > SHIFT_REGISTER:
+                found += Item("", "", PORT_BITS, words).cost_in(Memory.BRAM)
+        found += port(PORT_BITS) * (2 * links)  # of a link, credits the other way
+    return found
 
 
 def bound_interval(network: Network, board: Board) -> int:
@@ -154,7 +197,7 @@ class Search:
             blocks = {n: o.block for n, o in zip(layers, choice, strict=True) if o.block}
             return self._lay_out(self._demands.design(target, blocks))
 
-        found = demand.choose(self.board.room, attempt, found)
+        found = demand.choose(self.board.room(self.board.limits), attempt, found)
         if self.movable is not None and isinstance(found, Shortage) and found.of_memory:
             found = self._least(target)  # the choice counts FIFOs on the chip that may leave it
         return found
@@ -249,19 +292,18 @@ def fit_design(design: StageDesign, board: Board, fifos: Sequence[Item]) -> Stag
     if banked is None:
         clients = f"{len(ported.ddr)} readers of DDR, more than its ports have slots or room for"
         return Shortage((clients,))
-    use = Option(items=list(fifos), ported=bool(banked.ddr))
+    use = Option(items=list(fifos), ported=len({p.bank for p in banked.ddr}))
     for engine in banked.engines:
         use.add(engine)
-    registers = fifos_logic(banked.streams.values())
-    use.lut, use.ff = use.lut + registers.lut, use.ff + registers.ff
-    kinds = fit([use], room_of(design.limits, board))
+    use.used += fifos_logic(banked.streams.values())
+    kinds = fit([use], room := board.room(design.limits))
     if isinstance(kinds, Shortage):
         return kinds
     own = {i for s in banked.streams.values() if (i := fifo_item(s)) is not None}
     known = [(i, k) for i, k in zip(use.items, kinds, strict=True) if i.role != "fifo" or i in own]
     found = allocate(banked, [k for _, k in known], [i for i, _ in known])
     beside = Resources(ddr=sum(p.bytes_per_second for p in banked.ddr))
-    beside = beside + board.controllers if banked.ddr else beside
+    beside += board.controller * min(max(use.ported - 1, 0), room.controllers)
     return dataclasses.replace(found, resources=found.resources + beside)
 
 

@@ -45,7 +45,7 @@ class OnChip:
     @property
     def beats(self) -> int:
         """Beats that it takes in memory."""
-        return beats_of(self.weight)
+        return ceil_div(self.weight.bits // 8, BEAT_BYTES)
 
     @property
     def ram(self) -> str:
@@ -119,11 +119,6 @@ def _pointer(design: StageDesign, port: DdrPort, carried: Port) -> Pointer:
     element = "float" if isinstance(nest, Accumulate) else cpp_type(stream.dtype)
     word = f"vec<{element}, {stream.lanes}>"
     return Pointer(identifier(port.name), word, math.prod(nest.ring), port, mover=nest)
-
-
-def beats_of(weight: Weight) -> int:
-    """Beats that a table takes in memory."""
-    return ceil_div(weight.bits // 8, BEAT_BYTES)
 
 
 def on_chip(design: StageDesign) -> list[OnChip]:

@@ -133,13 +133,13 @@ class Chain:
         """How far a board of one kind reaches at one target."""
         board = next(b for b in self.boards if b.device.kind == kind)
         cycles = max(math.floor(self.seconds(step) * board.fabric.clock_hz), 1)
-        demand = self.demands.at(cycles)
+        demand, room = self.demands.at(cycles), board.room(board.limits)
 
         def too_far(start: int, end: int) -> bool:
             """Whether a board does not hold the units between two positions."""
             run = np.zeros(self.demands.units, dtype=bool)
             run[order[start:end]] = True
-            return bool(demand.late[run].any()) or not demand.part(run).fits(board.room)
+            return bool(demand.late[run].any()) or not demand.part(run).fits(room)
 
         @cache
         def reach(start: int) -> int:

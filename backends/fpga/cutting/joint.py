@@ -18,7 +18,7 @@ from pipec.backends.fpga.engines.view import standard_order
 from pipec.backends.fpga.folding import wire_lanes
 from pipec.backends.fpga.links import Frame, link_cycles
 from pipec.backends.fpga.lowering.lower import lower
-from pipec.backends.fpga.search import Board
+from pipec.backends.fpga.search import Board, port_kernels
 from pipec.cluster.cluster import Link, slowest_link
 from pipec.compiler.problem import build_problem
 from pipec.cost.table import CostTable
@@ -82,7 +82,9 @@ def joint_cut(
     least = MemoryPorts(min(m.count for m in each), min(m.room for m in each))
     network = lower(graph, precision, pace=pace, memory=least, own=boards[0].own)
     unit_of = dict(zip(problem.names, units.of_node.tolist(), strict=True))
-    network = network.at_clock(boards[0].fabric.clock_hz)
+    network, ports = network.at_clock(boards[0].fabric.clock_hz), (network.inputs, network.outputs)
+    kernels = port_kernels(ports, (), platform=True)  # about what any cut has at each board
+    boards = [board.beside(kernels) for board in boards]
     demands = Demands(network, precision, unit_of, units.size)
     chain = Chain(boards, demands, bound, free_order)
     joints = [slowest_link(links)] * len(links) if free_order and links else links

@@ -6,10 +6,8 @@ A host reaches memory, and no stream: every port that no link feeds or reads has
 ends. What they do is in ``hls/mover/mover.h`` and ``hls/link/link.h``.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 from pipec.backends.fpga.cpp import identifier
 from pipec.backends.fpga.design import StageDesign
@@ -24,21 +22,20 @@ GMEM = "gmem"
 
 
 @dataclass(frozen=True)
-class Beside(ABC):
-    """A small kernel.
+class Beside:
+    """A small kernel: a mover of one port, or one that joins the ports of a side to its link.
 
     Attributes:
         stage: The stage that it stands beside.
         label: What it does: ``move_in_x``, ``link_tx``.
         ports: Ports of the stage, in the order of their values.
+        memory: Bank of memory that a mover works in; empty on a link.
     """
-
-    folder: ClassVar[str]
-    flags: ClassVar[str]
 
     stage: str
     label: str
     ports: tuple[str, ...]
+    memory: str = ""
 
     @property
     def name(self) -> str:
@@ -46,9 +43,9 @@ class Beside(ABC):
         return identifier(f"{self.stage}_{self.label}")
 
     @property
-    def header(self) -> str:
-        """The header that it includes; ``flags`` has the folder."""
-        return f"{self.folder}/{self.folder}.h"
+    def folder(self) -> str:
+        """Its folder; a header of that name lies there."""
+        return "mover" if self.memory else "link"
 
     @property
     def path(self) -> str:
@@ -61,70 +58,27 @@ class Beside(ABC):
         return f"hls_{self.label}.cfg"
 
     @property
-    @abstractmethod
-    def pins(self) -> tuple[str, ...]:
-        """Pins of its arguments in their order; the number of frames follows them."""
-
-
-@dataclass(frozen=True)
-class Mover(Beside):
-    """The kernel for one port of a stage; ``memory`` is the bank of memory that it works in."""
-
-    folder = "mover"
-    flags = "-Imover -Isrc -Isrc/engines"
-
-    memory: str
-
-    @property
-    def port(self) -> str:
-        """The port."""
-        return self.ports[0]
-
-    @property
     def feeds(self) -> bool:
-        """Whether the port is an input of the stage."""
-        return self.port.startswith("in_")
+        """Whether it writes to the stage."""
+        return self.label.startswith("move_in_") or self.label == "link_rx"
 
     @property
     def stream(self) -> str:
-        """Its own stream port."""
+        """The stream of a mover."""
         return "out" if self.feeds else "in"
 
     @property
-    def pins(self) -> tuple[str, ...]:
-        """Its memory and its stream; the number of frames follows them."""
-        return (f"m_axi_{GMEM}", self.stream)
-
-
-@dataclass(frozen=True)
-class Shared(Beside):
-    """A kernel that joins the ports of one side of a stage to its link."""
-
-    folder = "link"
-    flags = "-Ilink"
-
-    @property
-    def way(self) -> str:
-        """``tx``, or ``rx``."""
-        return self.label.removeprefix("link_")
-
-    @property
-    def out(self) -> str:
-        """Its port that writes to the link."""
-        return "out" if self.way == "tx" else "back"
-
-    @property
-    def into(self) -> str:
-        """Its port that reads from the link."""
-        return "back" if self.way == "tx" else "in"
+    def ends(self) -> tuple[str, str]:
+        """Where a kernel on a link reads from it and writes to it: credits go the other way."""
+        return ("in", "back") if self.feeds else ("back", "out")
 
     @property
     def pins(self) -> tuple[str, ...]:
-        """Its streams, in the order of its arguments; the number of frames follows them."""
-        return (*self.ports, self.into, self.out)
+        """Pins of its arguments in their order; the number of frames follows them."""
+        return (f"m_axi_{GMEM}", self.stream) if self.memory else (*self.ports, *self.ends)
 
 
-def movers(design: StageDesign, ports: Sequence[str], banks: Sequence[str]) -> tuple[Mover, ...]:
+def movers(design: StageDesign, ports: Sequence[str], banks: Sequence[str]) -> tuple[Beside, ...]:
     """A mover for each of these ports, in the banks that the stage itself reads least from.
 
     The first bank, where the images of the tables are, comes last of equals.
@@ -132,16 +86,16 @@ def movers(design: StageDesign, ports: Sequence[str], banks: Sequence[str]) -> t
     slots = {bank: sum(p.slots for p in design.ddr if p.bank == bank) for bank in banks}
     order = sorted([*banks[1:], *banks[:1]], key=lambda bank: slots[bank])
     return tuple(
-        Mover(design.name, f"move_{port}", (port,), order[k % len(order)])
+        Beside(design.name, f"move_{port}", (port,), order[k % len(order)])
         for k, port in enumerate(ports)
     )
 
 
-def share(design: StageDesign, ports: Sequence[str], way: str) -> Shared:
+def share(design: StageDesign, ports: Sequence[str], way: str) -> Beside:
     """The kernel for one side of a stage."""
     known = ports_of(design)
     order = sorted(ports, key=lambda p: (known[p].port.value, p))
-    return Shared(design.name, f"link_{way}", tuple(order))
+    return Beside(design.name, f"link_{way}", tuple(order))
 
 
 def files_beside(
@@ -156,7 +110,8 @@ def files_beside(
     for kernel in kernels:
         ports = [known[name] for name in kernel.ports]
         own = {"kernel": kernel, "ports": ports, "frames": [Frame.of(p.stream) for p in ports]}
-        found[kernel.header] = own_header(kernel.header)
+        header = f"{kernel.folder}/{kernel.folder}.h"
+        found[header] = own_header(header)
         found[kernel.path] = fill_template(f"{kernel.folder}.cpp", **facts, **own)
         found[kernel.config] = fill_template("kernel.cfg", **facts, **own)
     return found

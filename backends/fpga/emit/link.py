@@ -12,7 +12,7 @@ from typing import Any
 from pipec.backends.fpga.banks import banks_of
 from pipec.backends.fpga.cpp import comment
 from pipec.backends.fpga.design import StageDesign, Stream
-from pipec.backends.fpga.emit.beside import GMEM, Mover, Shared, movers, share
+from pipec.backends.fpga.emit.beside import GMEM, Beside, movers, share
 from pipec.backends.fpga.emit.headers import fill_template
 from pipec.backends.fpga.emit.source import top_name
 from pipec.backends.fpga.links import AURORA_BYTES, FLIT_BYTES, Frame, needs_packets
@@ -83,7 +83,7 @@ class Connections:
     receives: tuple[str, ...]
     sends: tuple[str, ...]
     host: tuple[str, ...]
-    movers: tuple[Mover, ...] = ()
+    movers: tuple[Beside, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -91,19 +91,22 @@ class Side:
     """A cage with a link, and the ports whose values cross it.
 
     Attributes:
-        cage: 0 for the board before, 1 for the one behind.
         way: ``rx`` or ``tx``.
         packets: The kernel that leads their values over the link in packets.
         beats: Their streams.
     """
 
-    cage: int
     way: str
-    packets: Shared
+    packets: Beside
     beats: tuple[Stream, ...]
 
     @property
-    def mux(self) -> Shared | None:
+    def cage(self) -> int:
+        """0 for the board before, 1 for the one behind."""
+        return int(self.way == "tx")
+
+    @property
+    def mux(self) -> Beside | None:
         """The same kernel where a link that drops nothing needs it (`links.needs_packets`)."""
         return self.packets if needs_packets([*map(Frame.of, self.beats)]) else None
 
@@ -131,12 +134,9 @@ def connect(design: StageDesign, site: Site) -> Connections:
 
 def sides(design: StageDesign, found: Connections) -> list[Side]:
     """The sides of a stage that values cross: the board before, then the one behind."""
-    each = ((0, "rx", found.receives), (1, "tx", found.sends))
-    kernels = [(cage, share(design, ports, way)) for cage, way, ports in each if ports]
-    known = ports_of(design)
-    return [
-        Side(cage, one.way, one, tuple(known[p].stream for p in one.ports)) for cage, one in kernels
-    ]
+    each, known = (("rx", found.receives), ("tx", found.sends)), ports_of(design)
+    kernels = [(way, share(design, ports, way)) for way, ports in each if ports]
+    return [Side(way, one, tuple(known[p].stream for p in one.ports)) for way, one in kernels]
 
 
 def link_cfg(design: StageDesign, found: Connections, *, udp: bool = False) -> str:
@@ -200,7 +200,7 @@ def connectivity(
         named.setdefault(of, []).append(one)
     rows = []
     for top, (design, found) in zip(tops, stages, strict=True):
-        hands = {mover.port for mover in found.movers}
+        hands = {port for mover in found.movers for port in mover.ports}
         host = [port for port in found.host if port not in hands]
         row = {"top": top, "banks": found.banks, "movers": found.movers, "host": host}
         rows.append({**row, "ports": ports_of(design).values()})
@@ -211,7 +211,7 @@ def connectivity(
 
 
 def _streams(
-    design: StageDesign, side: Side, packets: Shared | None, ends: tuple[str, str]
+    design: StageDesign, side: Side, packets: Beside | None, ends: tuple[str, str]
 ) -> list[tuple[str, str]]:
     """The streams of a side, through a kernel or without, to where a link receives and sends."""
     (rx, tx), top = ends, top_name(design)
@@ -221,7 +221,8 @@ def _streams(
     pairs = [(pin(top, port), pin(packets.name, port)) for port in packets.ports]
     if side.way == "rx":
         pairs = [(b, a) for a, b in pairs]
-    return [*pairs, (rx, pin(packets.name, packets.into)), (pin(packets.name, packets.out), tx)]
+    into, out = (pin(packets.name, end) for end in packets.ends)
+    return [*pairs, (rx, into), (out, tx)]
 
 
 SMARTCONNECT_INPUTS = 16

@@ -53,7 +53,7 @@ def scripts(design: StageDesign, site: Site, known: Mapping[str, Any]) -> dict[s
         "chip": sum(t.weight.bits for t in on_chip(design)) / 8e6,
         "ddr": sum(w.bits for _, _, w in off_chip(design)) / 8e6,
         "places": {name: k for k, (_, name) in enumerate(known["arguments"])},
-        "moved": {one.port: one.name for one in found.movers},
+        "moved": {one.ports[0]: one.name for one in found.movers},
     }  # fmt: skip
     texts = {name: fill_template(name, **data) for name in ("Makefile", "README.md", *VENDOR)}
     if site.alone and site.platform:

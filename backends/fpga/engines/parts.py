@@ -116,6 +116,12 @@ class Resources:
     def __add__(self, other: "Resources") -> "Resources":
         return Resources(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
+    def __mul__(self, times: float) -> "Resources":
+        return Resources(*(times * a for a in astuple(self)))
+
+    def __sub__(self, other: "Resources") -> "Resources":
+        return self + other * -1.0
+
 
 @dataclass(frozen=True)
 class Narrowing:

@@ -230,7 +230,8 @@ def kernels_on(
             return whole
         found: StageDesign | Shortage
         leaving = {p.value: whole.streams[p.stream] for p in whole.outputs}
-        for room in (_room(whole, board), Resources()):  # none where the rest does not fit
+        # none where the rest does not fit
+        for room in (board.limits - whole.resources, Resources()):
             features = place_features({v: leaving[v] for v in phases.saved}, sets, room)
             rings = {f.value: ring(f.value, sets) for f in features if not f.on_chip}
             found = _complete(_reset_fifos(whole), {**sums, **rings}, features, board)
@@ -256,13 +257,6 @@ def kernels_on(
     return Kernels(forward, backward, found.interval, features, between)
 
 
-def _room(whole: StageDesign, board: Board) -> Resources:
-    """The on-chip memory that engines leave, for saved values."""
-    limit, used = board.limits, whole.resources
-    left = {kind: getattr(limit, kind) - getattr(used, kind) for kind in ("bram36", "uram")}
-    return Resources(**{kind: max(room, 0.0) for kind, room in left.items()})
-
-
 def _complete(
     whole: StageDesign, places: Mapping[str, Place], features: Sequence[Feature], board: Board
 ) -> StageDesign | Shortage:
@@ -274,7 +268,7 @@ def _complete(
     # the kernel in between takes room too
     kept = [f for f in features if f.on_chip]
     between, waiting = sum((logic(f.keep) for f in kept), Resources()), [f.item for f in kept]
-    moved = dataclasses.replace(moved, limits=subtract(board, between).limits)
+    moved = dataclasses.replace(moved, limits=board.beside(between).limits)
     least = fit_design(moved, board, waiting)
     if isinstance(least, Shortage):
         return least
@@ -293,18 +287,6 @@ def _reset_fifos(design: StageDesign) -> StageDesign:
         for name, s in design.streams.items()
     }
     return dataclasses.replace(design, streams=streams)
-
-
-def subtract(board: Board, used: Resources) -> Board:
-    """The board with what a kernel takes gone."""
-    fabric = board.fabric
-    left = dataclasses.replace(
-        fabric,
-        dsp=int(fabric.dsp - used.dsp / fabric.logic_limit),
-        lut=int(fabric.lut - used.lut / fabric.logic_limit),
-        bram36=int(fabric.bram36 - used.bram36 / fabric.memory_limit),
-    )
-    return dataclasses.replace(board, device=dataclasses.replace(board.device, fpga=left))
 
 
 _OUTPUT = re.compile(r"^out_[0-9]+_")

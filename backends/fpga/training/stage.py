@@ -11,7 +11,7 @@ from pipec.backends.fpga.engines.parts import Memory
 from pipec.backends.fpga.memory import allocate, items_of
 from pipec.backends.fpga.search import Board, bind_to
 from pipec.backends.fpga.timing import stage_timing
-from pipec.backends.fpga.training.kernels import Kernels, kernels_on, networks_of, subtract
+from pipec.backends.fpga.training.kernels import Kernels, kernels_on, networks_of
 from pipec.backends.fpga.training.movers import SUMS, with_movers
 from pipec.backends.fpga.training.phases import Phases, gradient_name, phases_of
 from pipec.backends.fpga.training.update import ROW, UPDATED, Slice, layout, update_kernel
@@ -97,7 +97,7 @@ def make_stage(
     kernel = bind_to(kernel, board, f"{name}_update")
     items = [item for e in kernel.engines for item in items_of(e)]
     update = allocate(kernel, [Memory.LUT] * len(items), items)  # it is small
-    kernels = kernels_on(networks, subtract(board, update.resources), name, phases, sets)
+    kernels = kernels_on(networks, board.beside(update.resources), name, phases, sets)
     banks = {p.group: p.bank for p in kernels.B.ddr if p.group == SUMS}
     slotted = with_slots(update, board.device, banks)
     if slotted is None:

@@ -15,7 +15,7 @@ from pipec.backends.fpga.boards import cycles_of_boards, pace
 from pipec.backends.fpga.cycles import cycles_of
 from pipec.backends.fpga.demand import Shortage
 from pipec.backends.fpga.design import Port, StageDesign, Stream
-from pipec.backends.fpga.designs import designs_of, networks
+from pipec.backends.fpga.designs import designs_of, left_of, networks
 from pipec.backends.fpga.engines.base import Engine
 from pipec.backends.fpga.engines.map import Map
 from pipec.backends.fpga.engines.route import Concat, Fork
@@ -23,7 +23,7 @@ from pipec.backends.fpga.engines.steps import Step
 from pipec.backends.fpga.fifo import size_fifos
 from pipec.backends.fpga.links import Frame, link_cycles
 from pipec.backends.fpga.runs import cycles, tokens
-from pipec.backends.fpga.search import Board, Search, deep_fifos, fit_design
+from pipec.backends.fpga.search import Search, deep_fifos, fit_design
 from pipec.backends.fpga.stagejson import design_of, stage_record
 from pipec.cluster.cluster import Cluster, Link, parse_cluster
 from pipec.cluster.presets import preset
@@ -204,10 +204,10 @@ def test_deeper_fifos_are_counted_and_given_room() -> None:
     graph = graph_of(Block(16, groups=16).eval(), torch.randn(1, 2, 48, 48))
     vcu118 = preset("vcu118")
     assert vcu118.fpga is not None
-    fabric = replace(vcu118.fpga, lut=87_000, bram36=115, uram=0, dsp=900)
+    fabric = replace(vcu118.fpga, lut=101_500, bram36=136, uram=0, dsp=900, hard_memory=True)
     small = replace(vcu118, kind="small", fpga=fabric)
     plan = make_plan(graph, Cluster((small, small)), "fpga")
-    designs, board = designs_of(plan), Board(small)
+    designs, board = designs_of(plan), left_of(plan, 1, networks(plan)[1])
     for design in designs:
         again = fit_design(design, board, deep_fifos(design))
         assert isinstance(again, StageDesign)

@@ -204,7 +204,7 @@ def test_a_refusal_names_the_limits_that_are_exceeded(
     """And no other, each with by how much."""
     model, x = made("resnet")
     with pytest.raises(BackendError) as caught:
-        Search(lower(graph_of(model, x)), board("float32", **fabric)).best()
+        Search(lower(graph_of(model, x)), board("float32", hard_memory=True, **fabric)).best()
     text = str(caught.value)
     assert "does not fit the board" in text
     found = re.findall(r"([\d,]+) ([A-Z]\w+) of ([\d,]+) \(([\d,]+) too many\)", text)

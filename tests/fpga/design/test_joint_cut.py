@@ -123,9 +123,9 @@ def test_a_stage_fits_at_the_interval_of_its_design_and_not_below_its_bound() ->
     demands = Demands(network, "float32", {layer.node: 0 for layer in network.layers})
     demand = demands.at(design.interval)
     assert not demand.late.any()
-    assert demand.fits(board.room)
+    assert demand.fits(board.room(board.limits))
     faster = demands.at(int(interval_bound(network, [board]) * 200e6 * 0.95))
-    assert not faster.fits(board.room)
+    assert not faster.fits(board.room(board.limits))
 
 
 def test_streaming_is_an_option_of_layers_with_large_matrices() -> None:

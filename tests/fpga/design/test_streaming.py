@@ -21,6 +21,7 @@ from pipec.backends.fpga.demand import (
     fit,
 )
 from pipec.backends.fpga.engines.network import Network
+from pipec.backends.fpga.engines.parts import Resources
 from pipec.backends.fpga.fifo import deepen_fifos
 from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.memory import Item
@@ -53,14 +54,17 @@ def bottlenecks() -> Network:
 
 
 def small_board(block_rams: int) -> Board:
-    """A quarter of a VCU118's DSPs, half of its LUTs, few block RAMs, no UltraRAM."""
+    """A quarter of a VCU118's DSPs, half of its LUTs, few block RAMs, no UltraRAM.
+
+    That is beside its second memory controller.
+    """
     assert VCU118.fpga is not None
     fabric = dataclasses.replace(
         VCU118.fpga,
         dsp=VCU118.fpga.dsp // 4,
-        lut=VCU118.fpga.lut * 9 // 20,
+        lut=VCU118.fpga.lut * 9 // 20 + 47_508,  # 33,256, of 70 %
         uram=0,
-        bram36=block_rams,
+        bram36=block_rams + 124,  # 99.5, of 80 %
     )
     return Board(dataclasses.replace(VCU118, kind="small", fpga=fabric))
 
@@ -105,12 +109,13 @@ def test_dear_memory_makes_small_buffers() -> None:
     """At a lower price of memory ports weights are read more often, and less waits."""
     network, board, target = bottlenecks(), small_board(620), 250_000
     demand = Demands(network, "float32", {layer.node: 0 for layer in network.layers}).at(target)
+    room = board.room(board.limits)
     waits, slots = [], []
     for price in (0.1, 100.0):
-        choice = demand.find_cheapest(board.room, price)
+        choice = demand.find_cheapest(room, price)
         assert choice is not None
         waits.append(sum(item.bits for o in choice for item in o.fifos))
-        slots.append(sum(o.sum_fixed(board.room.period)[-1] for o in choice))
+        slots.append(sum(o.sum_fixed(room.period)[-1] for o in choice))
     assert waits[0] < waits[1]
     assert slots[0] > slots[1]
 
@@ -121,11 +126,11 @@ def test_options_are_chosen_whole_where_shares_of_them_do_not_fit() -> None:
     In shares the fourth one is streamed by more than half, at any price.
     """
     chip = Option(items=[Item("table", "weight", 72, 1024)])
-    streamed = Option(block=1, lut=200.0, rates=[1e-6], ported=True)
+    streamed = Option(1, Resources(lut=200.0), rates=[1e-6], ported=1)
     groups = tuple(Group(0, f"y{k}", (chip, streamed)) for k in range(4))
     demand = Demand(groups, np.zeros(1, dtype=np.bool_))
-    most = np.array([0.0, 780.0, 3.25, 0.0, 64.0])
-    room = Room(most, np.zeros(5), lut_memory=780.0, period=64, ff=1e6, shell_ff=0.0)
+    most = np.array([0.0, 780.0, 3.25, 0.0, 64.0, 1e6])
+    room = Room(most, 0, np.zeros(6), lut_memory=780.0, period=64)
     lacks = fit([chip] * 4, room)
     assert isinstance(lacks, Shortage)
     choices = list[Choice]()
@@ -140,5 +145,5 @@ def test_options_are_chosen_whole_where_shares_of_them_do_not_fit() -> None:
     assert [o.block for o in found].count(1) == 3
     assert all(isinstance(fit(c, room), Shortage) for c in choices[:-1])
     assert len(choices) > 1
-    tight = dataclasses.replace(room, most=np.array([0.0, 599.0, 3.25, 0.0, 64.0]))
+    tight = dataclasses.replace(room, most=np.array([0.0, 599.0, 3.25, 0.0, 64.0, 1e6]))
     assert isinstance(demand.choose(tight, lambda c: fit(c, tight), lacks), Shortage)

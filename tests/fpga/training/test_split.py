@@ -19,7 +19,7 @@ NEVER = 1 << 60
 
 
 def part(share: float) -> Board:
-    """A part of a VCU118."""
+    """A part of a VCU118; a memory controller takes none of it."""
     device = parse_cluster("1xvcu118").devices[0]
     assert device.fpga is not None
     fabric = dataclasses.replace(
@@ -28,6 +28,7 @@ def part(share: float) -> Board:
         lut=int(device.fpga.lut * share),
         bram36=int(device.fpga.bram36 * share),
         uram=int(device.fpga.uram * share),
+        hard_memory=True,
     )
     return Board(dataclasses.replace(device, fpga=fabric))
 
