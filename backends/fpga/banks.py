@@ -29,7 +29,7 @@ from pipec.backends.fpga.engines.parts import PORT_BITS, Memory
 from pipec.backends.fpga.engines.tiles import ceil_div, divisors
 from pipec.backends.fpga.fifo import busiest
 from pipec.backends.fpga.numbers import bits_of
-from pipec.cluster.device import Device, FpgaResources
+from pipec.cluster.device import PROCESSOR_PORTS, Device, FpgaResources
 
 SLOTS = 64
 """Slots of a port's table: a client that wants little takes no more than a sixty-fourth."""
@@ -39,14 +39,14 @@ _EACH = 8
 """Slots for each mover, about."""
 _STEP, _SLOWEST = 1.02, 1000.0
 """Growth of the interval until the slots suffice, and when to give up."""
-
-
 SHARES = (64, 16, 4, 2)
 """Buffers of a streamed layer may hold one of these shares of its matrix, none above a half."""
 
 
 def banks_of(fabric: FpgaResources) -> tuple[str, ...]:
-    """Names of a board's memory ports, as ``v++`` knows them: ``DDR[0]``, ``HBM[31]``."""
+    """Names of a board's memory ports, as ``v++`` knows them: ``DDR[0]``, ``HBM[31]``, ``HP0``."""
+    if fabric.hard_memory:
+        return PROCESSOR_PORTS[: fabric.memory_ports]
     return tuple(f"{fabric.memory_kind}[{k}]" for k in range(fabric.memory_ports))
 
 
@@ -65,7 +65,7 @@ def time_slots(fabric: FpgaResources) -> int:
 def period(device: Device) -> int:
     """Cycles of one round of a port's slot table."""
     assert device.fpga is not None
-    rate = device.memory_bandwidth * device.fpga.memory_limit / device.fpga.memory_ports
+    rate = device.memory_rate * device.fpga.memory_limit / device.fpga.memory_ports
     share = min(1.0, rate / (PORT_BITS // 8 * device.fpga.clock_hz))
     return math.ceil(SLOTS / share)
 

@@ -29,4 +29,4 @@ class FpgaCost(CostModel):
         compute, nbytes = cost.flops / device.flops("float32"), cost.parameter_bytes
         if nbytes <= ON_CHIP_SHARE * fabric.on_chip_bytes * fabric.memory_limit:
             return compute
-        return max(compute, nbytes / (device.memory_bandwidth * fabric.memory_limit))
+        return max(compute, nbytes / (device.memory_rate * fabric.memory_limit))

@@ -92,7 +92,7 @@ class Board:
         fabric, core = self.fabric, adapter(32, reads=True) + registers(4) + self.taken
         core += LINK_SHELL * (self.links if fabric.has_platform else min(self.links, 1))
         logic = Resources(dsp=fabric.dsp, lut=fabric.lut, ff=fabric.ff)
-        rate = self.device.memory_bandwidth
+        rate = self.device.memory_rate
         memory = Resources(bram36=fabric.bram36, uram=fabric.uram, ddr=rate)
         usable = logic * fabric.logic_limit + memory * fabric.memory_limit
         return usable - core - self.controller * self.controllers

@@ -30,7 +30,7 @@ def stage_timing(design: StageDesign, device: Device, link: Link | None = None) 
         traffic = sum(p.bytes_per_second for p in streamed)
         notes.append(
             f"{len(streamed)} weight tables are streamed from DDR: {nbytes / 1e6:.1f} MB per "
-            f"frame, {traffic / 1e9:.1f} of {device.memory_bandwidth / 1e9:.1f} GB/s"
+            f"frame, {traffic / 1e9:.1f} of {device.memory_rate / 1e9:.1f} GB/s"
         )
     notes.append(
         f"{mac_units(design):,} multiply-accumulate units; {design.resources.dsp:,.0f} of "

@@ -9,6 +9,10 @@ from msgspec import convert
 
 from pipec.errors import ClusterError
 
+PROCESSOR_PORTS = ("HP0", "HP1", "HP2", "HP3", "HPC0", "HPC1")
+"""Ports of a Zynq UltraScale+ through which the fabric reaches its processor's memory (UG1085)."""
+_PROCESSOR_BYTES = 16
+"""Bytes of a beat of each."""
 _NAME, _WORD = re.compile(r"[\w.+()-][\w .+()-]{0,63}"), re.compile(r"[\w.-]{0,64}")
 
 
@@ -30,8 +34,8 @@ class FpgaResources:
         has_platform: Whether a vendor platform for kernels exists (else IP export only).
         memory_kind: ``DDR`` or ``HBM``, as the vendor's linker calls it.
         memory_ports: Memory ports: DDR controllers, or HBM pseudo-channels.
-        hard_memory: Whether its memory controllers take nothing of the fabric, as those of the
-            processor of a Zynq.
+        hard_memory: Whether memory is that of the processor of a Zynq UltraScale+, whose
+            controller takes nothing of the fabric; ports are some of its `PROCESSOR_PORTS`.
         link_ports: Cages for links between boards.
     """
 
@@ -102,8 +106,12 @@ class Device:
         """Refuse names that are no plain words: they stand in programs, scripts and tables.
 
         Raises:
-            ClusterError: One is.
+            ClusterError: One is; or a processor has not as many memory ports.
         """
+        ports = self.fpga.memory_ports if self.fpga and self.fpga.hard_memory else 0
+        if ports > len(PROCESSOR_PORTS):
+            want = f"at most {len(PROCESSOR_PORTS)}: {', '.join(PROCESSOR_PORTS)}"
+            raise ClusterError("the processor has fewer memory ports", got=ports, want=want)
         part = self.fpga.part + self.fpga.memory_kind if self.fpga else ""
         for text, allowed in ((self.kind, _NAME), (part, _WORD)):
             if not allowed.fullmatch(text):
@@ -120,8 +128,11 @@ class Device:
 
     @property
     def memory_rate(self) -> float:
-        """Bytes/s of memory that streaming kernels reach."""
-        return self.memory_bandwidth * self.memory_efficiency
+        """Bytes/s of memory that streaming kernels reach, through all ports of an FPGA."""
+        rate = self.memory_bandwidth * self.memory_efficiency
+        if self.fpga is not None and self.fpga.hard_memory:
+            rate = min(rate, self.fpga.memory_ports * _PROCESSOR_BYTES * self.fpga.clock_hz)
+        return rate
 
     def flops(self, dtype: str) -> float:
         """Peak FLOP/s for ``dtype``; that of float32 where the table has no entry."""

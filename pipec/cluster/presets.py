@@ -87,8 +87,9 @@ PRESETS: dict[str, Device] = {
               460e9, 16, 100, "Alveo U55C: UG1120, UG1393 (HBM2, 2 x QSFP28)"),
         _fpga("zcu102",
               FpgaResources("xczu9eg-ffvb1156-2-e", 274_080, 548_160, 912, 0, 2_520,
-                            hard_memory=True),
-              19.2e9, 4, 40, "XCZU9EG product table; board: PS DDR4-2400 x64, 4 x SFP+ (UG1182)"),
+                            memory_ports=6, hard_memory=True),
+              19.2e9, 4, 40, "XCZU9EG product table; board: PS DDR4-2400 x64, 4 x SFP+ (UG1182); "
+              "6 HP and HPC ports of 128 bits (UG1085)"),
     )
 }  # fmt: skip
 """Kind to device."""

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -199,6 +200,13 @@ def test_fpga_peaks_follow_from_slices() -> None:
     bits = board.fpga.bram36 * 36_864 + board.fpga.uram * 294_912
     assert board.fpga.on_chip_bytes == bits // 8
     assert preset("vcu129").fpga.on_chip_bytes * 8 == pytest.approx(454.5e6, rel=0.06)  # type: ignore[union-attr]
+
+
+def test_a_processor_has_six_memory_ports() -> None:
+    fabric = preset("zcu102").fpga
+    assert fabric is not None
+    with pytest.raises(ClusterError, match=r"fewer memory ports[^§]*got: +7[^§]*at most 6: HP0"):
+        replace(preset("zcu102"), fpga=replace(fabric, memory_ports=7))
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from pipec.backends.fpga.emit.source import top_name
 from pipec.backends.fpga.links import AURORA_BYTES, FLIT_BYTES, Frame, needs_packets
 from pipec.backends.fpga.tables import pointers
 from pipec.backends.fpga.wire import ports_of
-from pipec.cluster.device import FpgaResources
+from pipec.cluster.device import PROCESSOR_PORTS, FpgaResources
 
 
 def instance(kernel: str) -> str:
@@ -261,7 +261,7 @@ def board_design(
     for cell, (_, found) in cells.items():
         for bundle, bank in found.banks.items():
             users.setdefault(bank, []).append(f"{cell}/{memory_port(bundle)}")
-    memories = [_interconnects(f"ddr4_{k}_ports", users[b]) for k, b in enumerate(sorted(users))]
+    known = {b: b if b in PROCESSOR_PORTS else f"ddr4_{k}" for k, b in enumerate(sorted(users))}
     return fill_template(
         "block_design.tcl",
         stages=[design.name for design, _ in cells.values()],
@@ -271,7 +271,9 @@ def board_design(
         name=name,
         folders=folders,
         kernels={cell: top_name(design) for cell, (design, _) in cells.items()},
-        memories=memories,
+        memories=[(name, _interconnects(f"{name}_ports", users[b])) for b, name in known.items()],
+        # by the numbers of these ports in its settings
+        processor={p: (k + 2) % 6 for k, p in enumerate(PROCESSOR_PORTS) if p in users},
         sides=sides,
         joints=joints,
         outside=[f"{cell}/{port}" for cell, (_, found) in cells.items() for port in found.host],

@@ -157,7 +157,7 @@ def _notes(stage: TrainedStage, device: Device) -> tuple[str, ...]:
     return (
         f"{len(spilled)} of {len(features)} saved values wait in DDR; with the sums of gradients "
         f"{moved / 1e6:.1f} MB per microbatch, {moved / stage.slot_seconds / 1e9:.1f} of "
-        f"{device.memory_bandwidth / 1e9:.1f} GB/s",
+        f"{device.memory_rate / 1e9:.1f} GB/s",
     )
 
 

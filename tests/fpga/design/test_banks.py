@@ -55,7 +55,13 @@ HBM = tuple(f"HBM[{k}]" for k in range(32))
 
 
 @pytest.mark.parametrize(
-    ("board", "names"), [("vcu118", ("DDR[0]", "DDR[1]")), ("u280", HBM), ("vcu129", ("DDR[0]",))]
+    ("board", "names"),
+    [
+        ("vcu118", ("DDR[0]", "DDR[1]")),
+        ("u280", HBM),
+        ("vcu129", ("DDR[0]",)),
+        ("zcu102", ("HP0", "HP1", "HP2", "HP3", "HPC0", "HPC1")),
+    ],
 )
 def test_ports_have_the_linkers_names(board: str, names: tuple[str, ...]) -> None:
     fabric = preset(board).fpga
@@ -147,3 +153,14 @@ def test_no_more_layers_stream_than_ports_have_slots(
     board = replace(board, fpga=replace(board.fpga, bram36=1_800, uram=0, lut=600_000))
     network = lower(graph_of(model, torch.randn(1, 64)))
     assert len(Search(network, Board(board, "float32")).best().ddr) == streamed
+
+
+@pytest.mark.parametrize(("clock", "rate"), [(100e6, 9.6e9), (200e6, 19.2e9), (300e6, 19.2e9)])
+def test_a_processor_s_ports_move_sixteen_bytes_a_cycle(clock: float, rate: float) -> None:
+    """Of a memory of 19.2 GB/s no more than its six ports carry at the board's clock."""
+    device = preset("zcu102")
+    assert device.fpga is not None
+    board = replace(device, fpga=replace(device.fpga, clock_hz=clock))
+    each = SLOTS * 64 / period(board) * clock  # bytes/s of a port's whole table of slots
+    assert 0.8 * rate * 0.99 <= 6 * each <= 0.8 * rate
+    assert Board(board).limits.ddr == pytest.approx(0.8 * rate)

@@ -61,7 +61,9 @@ def test_a_second_controller_counts_where_weights_are_read_through_it() -> None:
     for hard in (False, True):
         device = preset("vcu118")
         assert device.fpga is not None
-        board = Board(replace(device, fpga=replace(device.fpga, hard_memory=hard)))
+        fabric = replace(device.fpga, hard_memory=hard)
+        slow = replace(device, memory_bandwidth=2 * 16 * fabric.clock_hz)  # as a processor's
+        board = Board(replace(slow, fpga=fabric))
         made_for = bind_to(design_at(network, 4_000, streamed=streamed), board, "stage0")
         found = fit_design(made_for, board, deep_fifos(made_for))
         assert not hasattr(found, "exceeded")

@@ -202,6 +202,31 @@ def test_memory_ports_reach_their_controller_through_interconnects_of_sixteen(
             at = re.sub(r"S\d\d_AXI$", "M00_AXI", at)
 
 
+def test_a_zynq_reads_the_memory_of_its_processor(design: StageDesign) -> None:
+    """No controller is made of its fabric; names and numbers of ports are those of UG1085."""
+    zcu102, numbers = (
+        preset("zcu102"),
+        {"HPC0": 0, "HPC1": 1, "HP0": 2, "HP1": 3, "HP2": 4, "HP3": 5},
+    )
+    banked = with_banks(replace(design, ddr=ddr_ports(design)), zcu102)
+    assert banked is not None
+    site = Site.of(zcu102.fpga)
+    found = connect(banked, site)
+    text = block_design(banked, found)
+    assert "ddr4" not in text
+    used = set(found.banks.values())
+    assert len(used) > 1
+    joined = set(re.findall(r"\[get_bd_intf_pins processor/S_AXI_(\w+)_FPD\]", text))
+    clocked = set(re.findall(r"clock/clk_out1\] \[get_bd_pins processor/saxi(\w+)_fpd_aclk", text))
+    enabled = set(map(int, re.findall(r"PSU__USE__S_AXI_GP(\d) 1", text)))
+    assert joined == used
+    assert clocked == {port.lower() for port in used}
+    assert enabled == {numbers[port] for port in used}
+    cells = re.findall(r"create_bd_cell -type ip -vlnv \S+ (\w+)", text)
+    assert set(re.findall(r"get_bd_(?:intf_)?pins (\w+)/", text)) == set(cells)
+    assert "PCIe" not in texts_of(banked, site)["README.md"]
+
+
 @pytest.mark.parametrize(("platform", "name"), [(True, "link.cfg"), (False, "block_design.tcl")])
 def test_a_board_gets_what_its_tools_take(design: StageDesign, platform: bool, name: str) -> None:
     found = texts_of(design, Site(platform=platform))
