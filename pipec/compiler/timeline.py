@@ -80,7 +80,7 @@ def joint_devices(shared: Sequence[SharedSum], schedule: Schedule) -> tuple[Devi
     if not schedule.rule.flush or not place.backward:
         return ()
     groups: list[set[int]] = []
-    for _, stages in _select(shared, place):
+    for _, stages in _select(shared, schedule):
         group = set(_homes(place, stages))
         overlapping = [g for g in groups if g & group]
         groups = [g for g in groups if not g & group] + [group.union(*overlapping)]
@@ -166,7 +166,7 @@ def _steps(facts: Facts, schedule: Schedule, times: Times) -> tuple[float, ...]:
         found[stage] -= known.cost.step * (1 - _longest_share(known, devices))
     if facts.state_waits and not schedule.state_beside:
         found = [s + 2 * copy for s, copy in zip(found, _state(facts, schedule), strict=True)]
-    for size, stages in _select(facts.shared, place) if schedule.rule.flush else ():
+    for size, stages in _select(facts.shared, schedule):
         devices = _homes(place, stages)
         first = {min(s for s in stages if d in place.backward[s]) for d in devices}
         for stage in first:
@@ -188,9 +188,10 @@ def _longest_share(stage: StageFacts, devices: Devices) -> float:
     return max(shares(stage.parameters, len(devices)))
 
 
-def _select(shared: Sequence[SharedSum], place: Placement) -> Iterator[tuple[float, list[int]]]:
+def _select(shared: Sequence[SharedSum], schedule: Schedule) -> Iterator[tuple[float, list[int]]]:
     for one in shared:
-        yield one.nbytes, [s for s in one.stages if s < len(place.backward)]
+        if schedule.rule.flush or not one.norm:
+            yield one.nbytes, [s for s in one.stages if s < len(schedule.placement.backward)]
 
 
 def _homes(place: Placement, stages: Sequence[int]) -> Devices:

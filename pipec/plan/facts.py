@@ -51,10 +51,12 @@ class SharedSum:
     Attributes:
         nbytes: Bytes of the sum.
         stages: The stages whose devices take part.
+        norm: Whether it is the norm of all gradients, which there is with a flush alone.
     """
 
     nbytes: float
     stages: tuple[int, ...]
+    norm: bool = False
 
     @classmethod
     def of_norm(cls, trained: int, stages: int, cluster: Cluster) -> "list[SharedSum]":
@@ -63,7 +65,7 @@ class SharedSum:
         Boards step by themselves.
         """
         boards = any(d.fpga for d in cluster.devices)
-        return [] if boards or not trained else [cls(8.0 * trained, tuple(range(stages)))]
+        return [] if boards or not trained else [cls(8.0 * trained, tuple(range(stages)), True)]
 
 
 @dataclass(frozen=True)

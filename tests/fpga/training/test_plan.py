@@ -124,7 +124,10 @@ def spilled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Plan, Path]:
     torch.manual_seed(1)
     passes = default_passes(schedule="fbp-as", microbatches=5)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernels, "_room", lambda *_: Resources())
+        place_features = kernels.place_features
+        patch.setattr(
+            kernels, "place_features", lambda held, sets, _: place_features(held, sets, Resources())
+        )
         plan = make_plan(mlp(), parse_cluster("1xvcu118"), "fpga", passes=passes)
     folder = tmp_path_factory.mktemp("spilled") / "out"
     emit(plan, folder)
