@@ -190,7 +190,8 @@ def schedule(
     placed = _PartialSchedule(design, interval)
     for port in design.inputs:
         if port.stream and port.value not in (waiting or ()):
-            counts = _ends(tokens := design.streams[port.stream].tokens, CHUNKS).astype(np.float64)
+            tokens = design.streams[port.stream].tokens
+            counts = _ends(tokens, CHUNKS).astype(np.float64)
             times = counts * ((interval or tokens) / tokens)
             evenly = Transfers(times, times, counts)
             placed.written[port.stream] = (arrivals or {}).get(port.value, evenly)

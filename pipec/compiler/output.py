@@ -47,7 +47,7 @@ def atomic_directory(path: Path, *, force: bool = False) -> Iterator[Path]:
         with interrupt_on(signal.SIGTERM):
             prefix = f".{path.name}.{os.getpid()}."
             temporary = Path(tempfile.mkdtemp(prefix=prefix, dir=path.parent))
-            os.umask(mask := os.umask(0))
+            os.umask(mask := os.umask(0))  # it is read by setting it
             temporary.chmod(0o777 & ~mask)
             yield temporary
             _take_place(temporary, path)

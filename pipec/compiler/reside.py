@@ -325,7 +325,7 @@ def choose_named(
     Raises:
         PassError: A pattern names nothing that is saved, or that can be computed again.
     """
-    able = partial(_choose_able, host=host, alike=schedule.rule.alike)
+    able = _list_movable if host else partial(_list_recomputable, alike=schedule.rule.alike)
     used, found = set[str](), []
     for stage, turns in zip(plan.stages, in_flight(schedule), strict=True):
         assert stage.training is not None
@@ -356,16 +356,16 @@ def _matching(training: Training, pattern: str) -> list[str]:
     ]
 
 
-def _choose_able(
-    training: Training, values: Sequence[str], *, host: bool, alike: bool
-) -> frozenset[str]:
-    """Those of some values that may leave the device: all but autograd's tapes.
+def _list_movable(training: Training, values: Sequence[str]) -> frozenset[str]:
+    """Those of some values that may leave the device: all but autograd's tapes."""
+    return frozenset(v for v in values if not is_tape(training.F.nodes[v]))
 
-    Or, not to the ``host``, those that come from all others without random numbers and, where B may
-    have other weights than F (not ``alike``), without weights.
+
+def _list_recomputable(training: Training, values: Sequence[str], *, alike: bool) -> frozenset[str]:
+    """Those of some values that come from all others without random numbers.
+
+    And, where B may have other weights than F (not ``alike``), without weights.
     """
-    if host:
-        return frozenset(v for v in values if not is_tape(training.F.nodes[v]))
     saved, found = {v.name for v in training.saved}, set[str]()
     for name in list_saved(training):
         if name in values:

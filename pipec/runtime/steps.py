@@ -85,6 +85,7 @@ class Steps:
         (total,) = yield from poll(partial(executor.transport.reduce, at, [squares]))
         self.norm = float(total.sum().sqrt())
         if executor.spikes.judge(self.norm) or not isfinite(self.norm):
+            # nobody clips: only what is not finite spoils its weights; a loss scale would skip
             return nan if settings.skips or settings.clip else 1.0
         return min((settings.clip or inf) / (self.norm + 1e-6), 1.0) / scale
 

@@ -146,10 +146,10 @@ FORMATS = (".safetensors", ".npz", ".pth", ".pt")
 
 
 def check_tensors(path: Path | None) -> None:
-    """See that tensors may be written here, before there are any; a device needs an ending too.
+    """See that tensors may be written here, before there are any.
 
     Raises:
-        PipecError: No file can be written here, or another ending.
+        PipecError: No file can be written here, or another ending (``/dev/null`` has none).
     """
     check_output(path)
     if path is not None and path.suffix not in FORMATS:

@@ -342,7 +342,6 @@ class _Groups:
         return out
 
 
-_K = ActionKind
 _BESIDE = (*(c.send for c in ChannelKind), *FROM_HOST, _K.OFFLOAD_O)
 """What a device's row does not wait for."""
 

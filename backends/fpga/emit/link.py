@@ -271,7 +271,7 @@ def board_design(
         name=name,
         folders=folders,
         kernels={cell: top_name(design) for cell, (design, _) in cells.items()},
-        memories=[(name, _interconnects(f"{name}_ports", users[b])) for b, name in known.items()],
+        memories=[(cell, _interconnects(f"{cell}_ports", users[b])) for b, cell in known.items()],
         # by the numbers of these ports in its settings
         processor={p: (k + 2) % 6 for k, p in enumerate(PROCESSOR_PORTS) if p in users},
         sides=sides,
