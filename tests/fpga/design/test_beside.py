@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from pipec.backends.fpga import search
 from pipec.backends.fpga.designs import board_of, designs_of, left_of, networks
 from pipec.backends.fpga.emit.link import Site, connect
 from pipec.backends.fpga.engines.mvu import Mvu
@@ -82,15 +83,20 @@ def test_what_is_no_engine_is_counted_in_the_sum_of_a_stage() -> None:
     assert design.resources.lut - engines >= sum(s.token_bits for s in inputs)
 
 
-def test_every_kernel_at_a_port_takes_room() -> None:
-    """On a platform a mover for each, with an adapter of a whole port and four arguments."""
+def test_every_kernel_at_a_port_takes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a platform a mover for each, with an adapter of a whole port and three arguments."""
     model, x = made("vgg")
     plan = make_plan(graph_of(model, x), parse_cluster("1xu280"), "fpga")
     (design,) = designs_of(plan)
-    fabric = board_of(plan, 0).fabric
-    movers = connect(design, Site.of(fabric, hosted=True)).movers
-    least = [adapter(PORT_BITS, reads=mover.feeds) + registers(3) for mover in movers]
-    less = taken(board_of(plan, 0), left_of(plan, 0, networks(plan)[0]))
-    assert less[0] > sum(x.lut for x in least)
-    assert less[1] > sum(x.ff for x in least)
-    assert less[2] >= sum(x.bram36 for x in least)
+    board, network = board_of(plan, 0), networks(plan)[0]
+    movers = connect(design, Site.of(board.fabric, hosted=True)).movers
+    each = [adapter(PORT_BITS, reads=mover.feeds) + registers(3) for mover in movers]
+    whole = taken(board, left_of(plan, 0, network))
+    monkeypatch.setattr(search, "adapter", lambda *_, **__: Resources())
+    monkeypatch.setattr(search, "registers", lambda _: Resources())
+    rest = taken(board, left_of(plan, 0, network))
+    assert len(movers) == 2
+    for k, kind in enumerate(("lut", "ff", "bram36")):
+        assert whole[k] - rest[k] == pytest.approx(sum(getattr(one, kind) for one in each))
+        assert rest[k] >= 0
+    assert rest[1] > 4 * PORT_BITS  # streams, held twice
