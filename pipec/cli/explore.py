@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from dataclasses import replace
+from itertools import starmap
 from typing import Any
 
 import click
@@ -22,12 +23,13 @@ from pipec.cli.options import (
 from pipec.cli.targets import TargetCommand, find_target, own_settings
 from pipec.compiler.backend import Backend, check_devices, load_backend
 from pipec.compiler.declared import Options
-from pipec.errors import NoLossError
+from pipec.errors import NoLossError, PipecError
 from pipec.explore.beside import judge
 from pipec.explore.explore import Exploration
 from pipec.explore.search import Search
 from pipec.frontends.base import Loaded, LoadOptions
 from pipec.frontends.load import load
+from pipec.options import format_options, parse_list
 from pipec.plan.model import Plan
 from pipec.report.found import print_exploration
 
@@ -116,7 +118,7 @@ def _search(given: dict[str, Any], own: dict[str, Any], console: Console) -> Sea
             loaded = load(given["model"], options)
     request = Request(
         backend, cluster, "auto", settings=own, cached=not given["no_cache"],
-        schedules=tuple(given["schedules"].split(",")) if given["schedules"] else (),
+        schedules=tuple(starmap(format_options, parse_list(given["schedules"] or "", PipecError))),
         **{n: given[n] for n in ("stages", "microbatches", "batch", "costs", "asynchronous")},
     )  # fmt: skip
     return request.search(loaded, given["model"], options)

@@ -21,7 +21,7 @@ from pipec.graph.ir import Graph, origin
 from pipec.graph.units import placement_units
 from pipec.partition.costgraph import IntArray
 
-_GROUP, _LETTER = re.compile(r"\(([^()]*)\)\*(\d+)"), re.compile(r"([EtmL|])\*(\d+)")
+_GROUP, _LETTER = re.compile(r"\(([^()]*)\)\*(\d{1,9})"), re.compile(r"([EtmL|])\*(\d{1,9})")
 MOST = 100_000
 """Letters of a layout: more are a mistake."""
 
@@ -60,7 +60,7 @@ def parse_layout(text: str) -> Layout:
         >>> str(parse_layout("2,1"))
         'Ett|tL'
     """
-    if re.fullmatch(r"\s*\d+(\s*,\s*\d+)*\s*", text):
+    if re.fullmatch(r"\s*\d{1,4}(\s*,\s*\d{1,4})*\s*", text):
         counts = tuple(int(part) for part in text.split(","))
         return Layout(counts, 0, len(counts) - 1)
     letters = _expand(text)

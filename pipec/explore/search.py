@@ -21,8 +21,9 @@ from pipec.explore.make import Maker
 from pipec.explore.rebatch import Rebatched
 from pipec.files import PACKAGE, code_of, text_digest, write_file
 from pipec.graph.structure import structural_key
+from pipec.options import parse_one
 from pipec.plan.model import Plan
-from pipec.schedule.registry import plain_name
+from pipec.schedule.registry import ASYNCHRONOUS, plain_name
 
 
 def cache_directory() -> Path:
@@ -155,6 +156,13 @@ class Search:
                 want="a schedule of training",
                 hint="explore the model without its loss: pipec compile --inference",
             )
+        for name in self.schedules:
+            if {"replicas", "adjacent"} & parse_one(name, PartitionError)[1].keys():
+                raise PartitionError(
+                    "an exploration chooses replicas, and what is adjacent, by itself",
+                    got=name,
+                    hint=f"{plain_name(name)} without them; pipec compile --schedule takes them",
+                )
         kept = None if self.model.spec else maker.traced_batch
         every = list_candidates(
             self.cluster, batch, names, trains=maker.trains, asynchronous=self.asynchronous,
@@ -169,6 +177,17 @@ class Search:
                 want="stages for which there are devices, and microbatches that divide the batch",
                 hint="leave --stages or --microbatches open, or name another --batch"
                 + (f"; a model in memory keeps its microbatch of {kept} samples" if kept else ""),
+            )
+        tried = {c.schedule for c in found}
+        unused = [n for n in self.schedules if n not in tried]
+        if self.asynchronous and tried.isdisjoint(ASYNCHRONOUS):
+            unused = ["--asynchronous"]
+        if unused:
+            raise PartitionError(
+                "no candidate has this schedule",
+                got=f"{', '.join(unused)}, stages={_format(self.stages)} on {self.cluster}",
+                want="a pipeline of several devices; zbv, dualpipev: of twice as many stages",
+                hint="leave it out, or --stages open",
             )
         return found
 

@@ -1,13 +1,14 @@
 """What every front end offers: `accepts` a spec, `load` it into a `Graph`; and example tensors."""
 
 import io
+import json
 import logging
 import sys
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 
 import msgspec
 import torch
@@ -81,10 +82,9 @@ class LoadOptions:
 
     def record(self, **more: object) -> dict[str, object]:
         """What the source of a graph remembers, as JSON has it: what is not as by default."""
-        given: dict[str, object] = msgspec.json.decode(msgspec.json.encode(self))
+        given, usual = (json.loads(json.dumps(asdict(o))) for o in (self, LoadOptions()))
         for name in ("trust", "scored"):  # of one run, not of the model
             del given[name]
-        usual = msgspec.json.decode(msgspec.json.encode(LoadOptions()))
         return {name: v for name, v in given.items() if v != usual[name]} | more
 
     @property

@@ -79,6 +79,15 @@ def test_the_table_says_why_each_lost(pipec: Pipec, spec: str) -> None:
     assert "speed-up over data parallel: " in shown.out
 
 
+def test_options_of_a_schedule_stand_apart_by_commas_too(pipec: Pipec, spec: str) -> None:
+    names = "interleaved{chunks=2,order=breadth}, gpipe"
+    shown = pipec(
+        "explore", spec, "--devices", "2xv100", "--batch", 8, "--schedules", names, "--json"
+    )
+    tried = {c["schedule"] for c in json.loads(shown.out)}
+    assert {"interleaved{chunks=2 order=breadth}", "gpipe"} <= tried
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

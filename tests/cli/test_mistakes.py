@@ -363,6 +363,7 @@ compile net.py:net --offload-optimizer
 compile net.py:net --costs no.json
 compile net.py:net --force -o text.txt
 compile net.py:net --eager nothing.*
+compile net.py:net --eager \udcff
 compile net.py:net -o net.py/out
 compile net.py:net:more
 compile mlp.onnx --devices 1xh100,1xvcu118

@@ -81,7 +81,13 @@ def test_a_layout_is_read_as_it_is_written(counts: list[int]) -> None:
     assert parse_layout(",".join(map(str, counts))) == layout
 
 
-@pytest.mark.parametrize("text", ["", "tEt", "E||L", "Ltt", "x", "t*", "(t|)*999999", "1,,2", "-1"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "tEt", "E||L", "Ltt", "x", "t*", "(t|)*999999", "1,,2", "-1"),
+        *(f"1,{10**20}", f"1,{'9' * 5000}", f"t*{'9' * 5000}", f"(t|)*{'9' * 5000}"),
+    ],
+)
 def test_what_is_no_layout_is_refused(text: str) -> None:
     with pytest.raises(PartitionError):
         parse_layout(text)

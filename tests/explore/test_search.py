@@ -2,6 +2,7 @@
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -206,6 +207,24 @@ def test_nothing_as_asked_for_is_told() -> None:
         search.run()
     with pytest.raises(PartitionError, match="a step needs samples"):
         dataclasses.replace(search, batch=0).run()
+
+
+@pytest.mark.parametrize(
+    ("asked", "refused"),
+    [
+        ({"schedules": ("gpipe",), "stages": 1}, "no candidate has this schedule.*gpipe, stages=1"),
+        ({"schedules": ("1f1b", "zbv"), "stages": 2}, "no candidate has this schedule.*: +zbv,"),
+        ({"asynchronous": True, "stages": 4}, "no candidate has this schedule.*--asynchronous"),
+        ({"schedules": ("1f1b{replicas=2}",)}, "chooses replicas.*1f1b{replicas=2}"),
+        ({"schedules": ("pipedream{replicas=auto}",)}, "chooses replicas.*without them"),
+    ],
+)
+def test_a_schedule_that_would_not_be_tried_is_refused(asked: dict[str, Any], refused: str) -> None:
+    """It would be ignored; replicas of a schedule would make it faster than what bounds it."""
+    maker = maker_of("2xv100", 64, 2, 4)
+    search = Search(maker.model, maker.cluster, batch=16, cached=False, **asked)
+    with pytest.raises(PartitionError, match=f"(?s){refused}"):
+        search.run()
 
 
 def test_a_number_of_microbatches_that_is_fixed_is_tried_however_large() -> None:
