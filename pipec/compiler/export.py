@@ -47,7 +47,7 @@ def split_layers(plan: Plan, stages: int | None = None) -> Split:
     """Solves the placement problem with layers in one piece; by default for as many stages.
 
     Raises:
-        PartitionError: Fewer layers than stages, or nothing fits.
+        PartitionError: Fewer layers or devices than stages, or nothing fits.
     """
     assert plan.costs is not None
     count = len(plan.stages) if stages is None else stages
@@ -55,6 +55,13 @@ def split_layers(plan: Plan, stages: int | None = None) -> Split:
     if count > len(layers.names):
         raise PartitionError(
             "fewer layers than stages", got=f"{len(layers.names)} layers", want=f"{count} or more"
+        )
+    if count > plan.cluster.size:
+        raise PartitionError(
+            "a split has one stage per device",
+            got=f"{count} stages on {plan.cluster}",
+            want=f"at most {plan.cluster.size}",
+            hint=f"--stages {plan.cluster.size}",
         )
     home = whole_layers(plan.graph, layers)
     first, end = layers.ends

@@ -163,6 +163,13 @@ def test_a_model_without_an_even_split_has_a_best_one() -> None:
     assert split.parts[1][0] in FORMATS["torch"](split)
 
 
+def test_a_split_into_more_stages_than_devices_is_refused(plan: Plan) -> None:
+    """Such as that of a plan with several stages per device."""
+    with pytest.raises(PartitionError, match=r"one stage per device[^$]*4 stages[^$]*--stages 3"):
+        split_layers(plan, 4)
+    assert len(split_layers(plan, 3).parts) == 3
+
+
 @pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # torch calls its own
 def test_torch_cuts_where_it_is_told(plan: Plan) -> None:
     split = split_layers(plan)
