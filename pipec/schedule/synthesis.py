@@ -119,6 +119,7 @@ class _Simulation:
             for held in self.held
         ]
         self.events = [(0.0, d) for d in range(len(self.held))]
+        self.sent: dict[tuple[int, int], float] = {}  # when a link is free again
 
     def order(self) -> Order | None:
         """All devices to their ends; None if memory or the rule lets them wait for ever.
@@ -189,13 +190,21 @@ class _Simulation:
         self.used[d] += (self.costs.saved[s], left - self.costs.saved[s], -left)[kind]
         self.peak[d] = max(self.peak[d], self.used[d])
         if kind == F and s < last:
-            self._send(F, s + 1, end + self.costs.transfer[s])
+            self._send(F, s, s + 1, end)
         elif kind == F:
             self.arrived[I][s].append(end)
         elif kind == I and s:
-            self._send(I, s - 1, end + self.costs.transfer[s - 1])
+            self._send(I, s, s - 1, end)
 
-    def _send(self, kind: int, s: int, when: float) -> None:
+    def _send(self, kind: int, src: int, s: int, end: float) -> None:
+        """Hand a value on: each direction of a link carries one at a time."""
+        way, seconds, when = (
+            (self.device[src], self.device[s]),
+            self.costs.transfer[min(src, s)],
+            end,
+        )
+        if seconds:
+            when = self.sent[way] = max(end, self.sent.get(way, 0.0)) + seconds
         self.arrived[kind][s].append(when)
         heapq.heappush(self.events, (max(when, self.free[self.device[s]]), self.device[s]))
 

@@ -28,13 +28,13 @@ seconds = st.integers(1, 40).map(lambda n: n / 16)
 
 @st.composite
 def problems(
-    draw: st.DrawFn, stages: int = 6, microbatches: int = 10
+    draw: st.DrawFn, stages: int = 6, microbatches: int = 10, slowest: float = 0.25
 ) -> tuple[StageCosts, list[int], int]:
     """Unlike stages on devices of one or several stages, with or without limits of memory."""
     n, chunks = draw(st.integers(1, stages)), draw(st.sampled_from([1, 1, 2]))
     device = [s % n for s in range(n * chunks)]
     rows = [[draw(seconds) for _ in device] for _ in range(4)]
-    hop = draw(st.sampled_from([0.0, 0.25]))
+    hop = draw(st.sampled_from([0.0, 0.25, slowest]))
     hops = [hop if a != b else 0.0 for a, b in pairwise(device)] + [0.0]
     least = [sum(rows[3][s] for s in range(len(device)) if device[s] == d) for d in range(n)]
     factor = draw(st.sampled_from([1.0, 1.5, 3.0, math.inf]))
@@ -65,7 +65,7 @@ def memory_of(costs: StageCosts) -> Memory:
 
 
 @settings(max_examples=60, deadline=None)
-@given(problems())
+@given(problems(slowest=4.0))  # a link that is slower than the stages carries one value at a time
 def test_simulator_agrees_limits_are_kept_and_the_bound_is_a_bound(
     problem: tuple[StageCosts, list[int], int],
 ) -> None:
@@ -159,6 +159,16 @@ def test_uneven_stages_gain_over_every_generator_of_one_stage_per_device() -> No
     mine = simulate(lower(generate_for("synthesized", 4, 16, times)), times).seconds
     others = [simulate(lower(generate(name, 4, 16)), times).seconds for name in LINE]
     assert mine < min(others)
+
+
+def test_over_slow_links_no_slower_than_a_generator() -> None:
+    """A transfer takes longer than a stage: links set the pace, and order their values."""
+    rows = [[1 + ((7 * s + 3 * k) % 5) / 4 for s in range(5)] for k in range(2)]
+    none = [0.0] * 5
+    costs = StageCosts(rows[0], rows[1], [], [3.0] * 5, none, none, [math.inf] * 5)
+    order = synthesize(costs, range(5), 18)
+    others = [of_generator(generate(name, 5, 18), costs) for name in ("1f1b", "gpipe", "1f1b-so")]
+    assert played(costs, list(range(5)), 18, order).seconds <= min(t.seconds for t in others)
 
 
 def test_memory_counts_microbatches_where_sizes_are_not_given() -> None:
