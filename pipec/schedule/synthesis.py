@@ -11,7 +11,7 @@ device Jackson's preemptive schedule gives a time below which no order ends (Car
 
 import heapq
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice, product
 from math import inf
@@ -21,6 +21,8 @@ from pipec.schedule.action import ActionKind
 
 F, I, W = range(3)  # noqa: E741
 KINDS = (ActionKind.F, ActionKind.I, ActionKind.W)
+Rows = Sequence[Sequence[tuple[int, int]]]
+"""(F, I or W, stage) in order, per device; the I of costs without W is the whole backward."""
 _EPSILON = 1e-9
 WORK = 1_500_000
 """Actions that are played in a search, of all rules together; two or three seconds."""
@@ -209,8 +211,31 @@ class _Simulation:
         heapq.heappush(self.events, (max(when, self.free[self.device[s]]), self.device[s]))
 
 
-def synthesize(costs: StageCosts, device: Sequence[int], microbatches: int) -> Order:
-    """The fastest order that was found.
+class _Replay(_Simulation):
+    """One run of rows that are given."""
+
+    def __init__(
+        self, costs: StageCosts, device: Sequence[int], count: int, rows: Rows, most: float
+    ) -> None:
+        super().__init__(costs, device, count, Rule((), (), ()), most)
+        self.given = rows
+
+    def _choice(self, d: int, now: float) -> tuple[int, int, float]:
+        if len(self.rows[d]) == len(self.given[d]):
+            return -1, -1, inf
+        kind, s = self.given[d][len(self.rows[d])]
+        n = self.done[kind][s]
+        full = kind == F and self.used[d] + self.costs.saved[s] > self.limits[d]
+        if full or (kind != W and n == len(self.arrived[kind][s])):
+            return -1, -1, inf
+        arrival = now if kind == W else self.arrived[kind][s][n]
+        return (kind, s, now) if arrival <= now else (-1, -1, arrival)
+
+
+def synthesize(
+    costs: StageCosts, device: Sequence[int], microbatches: int, known: Iterable[Rows] = ()
+) -> Order:
+    """The fastest order that was found, and none of those that are known is faster.
 
     Raises:
         ScheduleError: None was found that keeps the limits.
@@ -228,14 +253,19 @@ def synthesize(costs: StageCosts, device: Sequence[int], microbatches: int) -> O
             found.append((order, rule))
             if order.seconds <= enough:
                 break
-    if not found:
+    orders = [order for order, _ in found]
+    for rows in known:
+        most = orders[-1].seconds if orders else inf
+        order = _Replay(costs, device, microbatches, rows, most).order()
+        orders += [order] if order is not None and order.seconds <= most else []
+    if not orders:
         raise ScheduleError(
             "no order keeps the limits of memory",
             got=f"{len(device)} stages, {microbatches} microbatches",
             hint="smaller microbatches, recomputation, or more devices",
         )
-    fastest = found[-1][0].seconds * (1 + _EPSILON)
-    return min((o for o, _ in found if o.seconds <= fastest), key=lambda o: o.held)
+    fastest = orders[-1].seconds * (1 + _EPSILON)
+    return min((o for o in orders if o.seconds <= fastest), key=lambda o: o.held)
 
 
 def _changes(found: list[tuple[Order, Rule]]) -> Iterator[Rule]:

@@ -171,6 +171,21 @@ def test_over_slow_links_no_slower_than_a_generator() -> None:
     assert played(costs, list(range(5)), 18, order).seconds <= min(t.seconds for t in others)
 
 
+@pytest.mark.parametrize(("stages", "slow"), [(4, 0), (5, 0), (5, 1)])
+def test_in_little_memory_no_slower_than_1f1b(stages: int, slow: int) -> None:
+    """As many microbatches as stages: no rule of list scheduling waits as 1F1B does."""
+    forward = [4.0 if s == slow else 1.0 for s in range(stages)]
+    memory = [float(stages - s) for s in range(stages)]
+    made = generate(
+        "synthesized", stages, 4, F=forward, I=[0.5], W=[0.5], transfer=[0.1], memory=memory,
+        split=False,
+    )  # fmt: skip
+    times = Times.of_stages(forward, [1.0] * stages, comm=0.1)
+    mine, other = (simulate(lower(s), times) for s in (made, generate("1f1b", stages, 4)))
+    assert mine.seconds <= other.seconds * (1 + 1e-9)
+    assert all(n <= m for n, m in zip(mine.peak_in_flight, memory, strict=True))
+
+
 def test_memory_counts_microbatches_where_sizes_are_not_given() -> None:
     made = generate("synthesized", 3, 8, memory=(2, 2, 1))
     assert simulate(lower(made), Times.uniform(3)).peak_in_flight == (2.0, 2.0, 1.0)

@@ -1,13 +1,20 @@
 """An order made from the stages' own costs; see `pipec.schedule.synthesis`."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from math import inf
 
 from pipec.errors import ScheduleError
+from pipec.schedule.action import ActionKind
 from pipec.schedule.build import build
 from pipec.schedule.generators.flush import one_per_device
+from pipec.schedule.registry import generate
 from pipec.schedule.schedule import Schedule
-from pipec.schedule.synthesis import StageCosts, synthesize
+from pipec.schedule.synthesis import F, I, Rows, StageCosts, W, synthesize
+
+_K = ActionKind
+KNOWN = ("1f1b", "gpipe", "1f1b-so", "zb-h1", "zb-h1{memory=2}")
+"""Generators whose orders are not faster than what is made; the first three have no W apart."""
 
 
 def synthesized(
@@ -55,11 +62,21 @@ def synthesized(
         rows["F"], rows["I"] if split else backward, rows["W"] if split else (),
         rows["transfer"], rows["saved"], rows["saved_for_w"], rows["memory"],
     )  # fmt: skip
-    order = synthesize(costs, range(stages), microbatches)
+    known = _rows_of_generators(stages, microbatches, split=split)
+    order = synthesize(costs, range(stages), microbatches, known)
     return build(
         "synthesized", order.rows, microbatches, placement=one_per_device(stages),
         options={**{k: list(v) for k, v in given.items() if max(v) < inf}, "split": split},
     )  # fmt: skip
+
+
+def _rows_of_generators(stages: int, microbatches: int, *, split: bool) -> Iterator[Rows]:
+    """The orders of the generators of one stage per device; a B is I and W, where these are."""
+    parts = {_K.F: (F,), _K.B: (I, W) if split else (I,), _K.I: (I,), _K.W: (W,)}
+    for name in KNOWN if split else KNOWN[:3]:
+        with suppress(ScheduleError):  # zb-h1 wants a microbatch per stage
+            made = generate(name, stages, microbatches).rows()
+            yield [[(k, a.stage) for a in row for k in parts[a.kind]] for row in made]
 
 
 def _per_stage(name: str, values: Sequence[float], stages: int) -> list[float]:
