@@ -71,6 +71,7 @@ def main() -> int:
     names = ruled if given.ops == ["ruled"] else given.ops or list(table())
     ends, faults = Counter[str](), 0
     note = mmap.mmap(-1, 1 << 16)
+    FakeTensorMode()  # imports what each child would otherwise import in its own seconds
     for name in names:
         numbers = list(range(given.seed, given.seed + given.trials))
         while numbers and name in calls:

@@ -6,6 +6,7 @@ An op is run on fake tensors once per distinct call: equal layers ask the same q
 
 import operator
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import torch
@@ -29,12 +30,17 @@ Type = object
 UNKNOWN = "unknown"
 """Inferred for a result whose type depends on data."""
 
-_mode = FakeTensorMode(allow_non_fake_inputs=True)
 _inferred: dict[object, Type] = {}
 _CHOSEN = ("scaled_dot_product",)
 """Ops whose kernel is chosen by more than the types of their arguments, and the strides with it."""
 _MOST = 200_000
 """Distinct calls that are remembered."""
+
+
+@cache
+def _mode() -> FakeTensorMode:
+    """Made when a type is asked for: it imports the compiler of torch, which takes a second."""
+    return FakeTensorMode(allow_non_fake_inputs=True)
 
 
 def type_of(value: object) -> Type:
@@ -125,7 +131,7 @@ def result_type(op: OpOverload, args: Any, kwargs: Mapping[str, Any]) -> Type:
     """The type that a call yields on fake tensors; a sentence where it does not take them."""
     args, kwargs = tree_map(_fake, (args, kwargs))
     try:
-        with mute_logs(), _mode:
+        with mute_logs(), _mode():
             return type_of(op(*args, **kwargs))
     except UNKNOWN_WHEN_FAKE:
         return UNKNOWN
@@ -139,8 +145,8 @@ def _fake(value: Any) -> Any:
         return value
     meta = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
     if value.device.type != "meta":
-        return fake_like(meta, value.device, _mode)
-    with _mode:
+        return fake_like(meta, value.device, _mode())
+    with _mode():
         return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
 
 

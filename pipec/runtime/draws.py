@@ -8,6 +8,8 @@ lies in memory, which a transfer changes: what they draw for is made contiguous 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import cache
+from typing import cast
 
 import torch
 from torch import fx
@@ -99,14 +101,18 @@ def seed_module(module: fx.GraphModule, numbers: Draws, device: torch.device) ->
     for number, node in zip(numbers, drawing, strict=True):
         if number is not None:
             with graph.inserting_before(node):
-                graph.call_function(
-                    _seed, (number, device.index if device.type == "cuda" else None)
-                )
+                gpu = device.index if device.type == "cuda" else None
+                graph.call_function(_seeding(), (number, gpu))
                 _put_in_order(node)
     return fx.GraphModule(module, graph)
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@cache
+def _seeding() -> Callable[[int, int | None], None]:
+    """`_seed`, not compiled; the compiler of torch takes a second to import, so not before."""
+    return cast("Callable[[int, int | None], None]", torch.compiler.disable(_seed))
+
+
 def _seed(draw: int, gpu: int | None) -> None:
     seeds = _seeds.get()
     if seeds is not None:
