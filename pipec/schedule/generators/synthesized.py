@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from itertools import pairwise
 from math import inf
 
 from pipec.errors import ScheduleError
@@ -72,11 +73,14 @@ def synthesized(
 
 def _rows_of_generators(stages: int, microbatches: int, *, split: bool) -> Iterator[Rows]:
     """The orders of the generators of one stage per device; a B is I and W, where these are."""
+    parts: dict[int, tuple[int, ...]]
     parts = {_K.F: (F,), _K.B: (I, W) if split else (I,), _K.I: (I,), _K.W: (W,)}
     for name in KNOWN if split else KNOWN[:3]:
         with suppress(ScheduleError):  # zb-h1 wants a microbatch per stage
-            made = generate(name, stages, microbatches).rows()
-            yield [[(k, a.stage) for a in row for k in parts[a.kind]] for row in made]
+            made = generate(name, stages, microbatches)
+            every = list(zip(made.kind.tolist(), made.stage.tolist(), strict=True))
+            ends = pairwise(made.device_ptr.tolist())
+            yield [[(k, s) for kind, s in every[a:b] for k in parts[kind]] for a, b in ends]
 
 
 def _per_stage(name: str, values: Sequence[float], stages: int) -> list[float]:
