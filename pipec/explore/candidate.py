@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, permutations, product
+from itertools import chain, combinations, permutations, product
 
 from pipec.cluster.cluster import Cluster
 from pipec.errors import PartitionError
@@ -199,8 +199,8 @@ def list_device_orders(cluster: Cluster, used: int) -> list[tuple[int, ...]]:
     """Orders of the devices that are tried where the first ``used`` of them are.
 
     Up to `SHORT` of them every sequence of kinds, so that none depends on how they are listed; of
-    more, whole kinds of devices one behind the other. Where devices have links of their own the
-    order that is listed means something and is tried first.
+    more, whole kinds of devices one behind the other. Where links are unlike the order that is
+    listed means something and is tried first.
 
     Returns:
         Indices of the devices; empty for the order that is listed.
@@ -209,7 +209,7 @@ def list_device_orders(cluster: Cluster, used: int) -> list[tuple[int, ...]]:
     kinds = sorted({d.kind for d in cluster.devices})
     if len(kinds) == 1 or cluster.levels:
         return [()]
-    found = [listed] if cluster.links or len(kinds) > MOST_KINDS else []
+    found = [listed] if _has_unlike_links(cluster) or len(kinds) > MOST_KINDS else []
     if len(kinds) <= MOST_KINDS:
         short = used <= SHORT
         for sequence in product(kinds, repeat=used) if short else permutations(kinds):
@@ -227,7 +227,7 @@ def _ways(cluster: Cluster, depth: int, replicas: int) -> list[tuple[tuple[int, 
 
     Where all links are alike, a way is its pipelines, whichever of them is the first one.
     """
-    found = dict[object, tuple[tuple[int, ...], str]]()
+    found, unlike = dict[object, tuple[tuple[int, ...], str]](), _has_unlike_links(cluster)
     for order in list_device_orders(cluster, depth * replicas):
         kinds = [d.kind for d in (cluster.reorder(order) if order else cluster).devices]
         for adjacent in ("stages", "replicas") if depth > 1 < replicas else ("stages",):
@@ -236,8 +236,14 @@ def _ways(cluster: Cluster, depth: int, replicas: int) -> list[tuple[tuple[int, 
                 rows = [range(r, depth * replicas, replicas) for r in range(replicas)]
             lines = tuple(sorted(tuple(kinds[k] for k in row) for row in rows))
             way = order, adjacent
-            found.setdefault(way if cluster.levels or cluster.links else lines, way)
+            found.setdefault(way if cluster.levels or unlike else lines, way)
     return list(found.values())
+
+
+def _has_unlike_links(cluster: Cluster) -> bool:
+    """Whether links are named, and some pair of devices has another one than the others."""
+    pairs = combinations(range(cluster.size), 2)
+    return bool(cluster.links) and len({cluster.link(a, b) for a, b in pairs}) > 1
 
 
 def _shapes(devices: int, batch: int) -> list[tuple[int, int]]:

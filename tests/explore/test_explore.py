@@ -391,6 +391,23 @@ def test_the_order_in_which_devices_are_listed_means_nothing(listed: str) -> Non
     assert found == pytest.approx([found[0]] * len(found), rel=1e-9)
 
 
+@pytest.mark.parametrize("slow", [1e10, 1e9])
+def test_only_unlike_links_make_the_listed_order_one_more(slow: float) -> None:
+    """Four devices of two kinds stand in whole kinds, or as they are listed where that tells."""
+    known, found = {d.kind: d for d in parse_cluster("1xv100,1xh100").devices}, []
+    for kinds in sorted(set(itertools.permutations(["v100", "v100", "h100", "h100"]))):
+        links = dict.fromkeys(itertools.combinations(range(4), 2), Link(1e10)) | {
+            (0, 1): Link(slow)
+        }
+        cluster = Cluster(tuple(known[k] for k in kinds), links)
+        every = list_candidates(cluster, 8, ("1f1b",), microbatch=1)
+        orders = {tuple(d.kind for d in c.on(cluster).devices) for c in every if c.depth == 4}
+        found.append((kinds in orders, len(orders)))
+    alike = slow == 1e10
+    assert {n for _, n in found} == ({2} if alike else {2, 3})
+    assert all(there for there, _ in found) == (not alike)
+
+
 @pytest.mark.parametrize("kind", ["cpu", "v100"])
 def test_one_device_more_is_never_slower(kind: str) -> None:
     """Of a batch that no longer divides evenly, and of a device that is no help."""
