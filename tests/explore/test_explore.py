@@ -490,6 +490,7 @@ def test_ways_that_differ_in_which_copy_is_first_are_one() -> None:
         assert len(mine) == len(want)
         assert set(mine) == want
     pairs = list(itertools.combinations(range(4), 2))
-    linked = replace(cluster, links=dict.fromkeys(pairs, Link(1e9, 0.0)))
+    links = dict.fromkeys(pairs, Link(1e9, 0.0)) | {(0, 1): Link(1e8, 0.0)}
+    linked = replace(cluster, links=links)
     more = [c for c in list_candidates(linked, 4, ("gpipe",)) if c.microbatches == 1]
     assert len(more) > len(every)
