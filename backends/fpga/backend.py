@@ -94,8 +94,7 @@ class FpgaBackend(Backend):
             BackendError: An op has no engine, a stage does not fit its board, or the numbers have
                 no C++ type.
         """
-        designs = designs_of(plan) if not plan.trains else training_designs(plan)
-        for design in designs:
+        for design in training_designs(plan) if plan.trains else designs_of(plan):
             for fifo in design.streams.values():
                 cpp_type(fifo.dtype)
 

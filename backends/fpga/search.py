@@ -23,6 +23,7 @@ from pipec.backends.fpga.links import PACKET, WINDOW
 from pipec.backends.fpga.lowering.types import OwnTypes
 from pipec.backends.fpga.memory import (
     DDR_SHELL,
+    HBM_SHELL,
     LINK_SHELL,
     LUT_MEMORY_LIMIT,
     SHIFT_REGISTER,
@@ -32,6 +33,7 @@ from pipec.backends.fpga.memory import (
     fifo_item,
     fifo_logic,
     fifos_logic,
+    interconnect,
     port,
     registers,
     with_control,
@@ -89,18 +91,18 @@ class Board:
         That are network cores, memory controllers, what reads tables, and registers of arguments.
         Where there is no platform, two Aurora cores count as one network core.
         """
-        fabric, core = self.fabric, adapter(32, reads=True) + registers(4) + self.taken
+        fabric, core = self.fabric, adapter(32, reads=True) + interconnect(32) + registers(4)
         core += LINK_SHELL * (self.links if fabric.has_platform else min(self.links, 1))
         logic = Resources(dsp=fabric.dsp, lut=fabric.lut, ff=fabric.ff)
-        rate = self.device.memory_rate
-        memory = Resources(bram36=fabric.bram36, uram=fabric.uram, ddr=rate)
+        memory = Resources(bram36=fabric.bram36, uram=fabric.uram, ddr=self.device.memory_rate)
         usable = logic * fabric.logic_limit + memory * fabric.memory_limit
-        return usable - core - self.controller * self.controllers
+        return usable - core - self.taken - self.controller * self.controllers
 
     @property
     def controller(self) -> Resources:
-        """Resources of a memory controller."""
-        return Resources() if self.fabric.hard_memory else DDR_SHELL
+        """Resources of a memory controller; HBM has one for all channels."""
+        of_fabric = HBM_SHELL if self.fabric.memory_kind == "HBM" else DDR_SHELL
+        return Resources() if self.fabric.hard_memory else of_fabric
 
     @property
     def controllers(self) -> int:
@@ -139,7 +141,7 @@ def port_kernels(
             if crosses:
                 words = PACKET * (WINDOW if reads else 2)
             elif platform:
-                found += adapter(PORT_BITS, reads=reads) + registers(3)
+                found += adapter(PORT_BITS, reads=reads) + interconnect(PORT_BITS) + registers(3)
             else:
                 continue
             gear = regrouping(lanes, beat, use.dtype)

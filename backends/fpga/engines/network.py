@@ -208,8 +208,8 @@ class Builder:
         """
         if isinstance(node, fx.Node) and math.prod(shape_of(node)) == 1:
             node = self.constants.value(node).item()
-        if not isinstance(node, int | float):
-            raise UnsupportedError("a constant operand that is no number")
+        if not isinstance(node, int | float) or math.isnan(node):
+            raise UnsupportedError(f"the constant operand {node}, which is no number")
         return float(node)
 
     def add(self, layer: Layer) -> str:

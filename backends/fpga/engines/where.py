@@ -75,8 +75,7 @@ class Where(Rows):
     def compute(self, layer: Layer, reads: Sequence[Tensor], table: Tables) -> Tensor:
         known = dict(zip(self.streams, reads, strict=True))
         a, b, x, y = (known.get(k, torch.tensor(getattr(self, k))) for k in "abxy")
-        compare = getattr(torch, self.op)
-        return torch.where(compare(a, b), x, y)
+        return torch.where(getattr(torch, self.op)(a, b), x, y)
 
 
 _ISNAN = "aten.isnan.default"

@@ -149,10 +149,8 @@ def nll_loss(
     if weight is not None or reduction == 0 or logs.ndim != 2:
         return NotImplemented
     hot = ops.one_hot.default(classes, logs.shape[1], ignored)
-    total = (logs * hot).sum()
-    if reduction == 1:
-        total = total / hot.sum()
-    return (total * -1.0, None)
+    total = (logs * hot).sum() * -1.0
+    return (total / hot.sum() if reduction == 1 else total, None)
 
 
 def nll_loss_backward(
@@ -164,9 +162,7 @@ def nll_loss_backward(
         return NotImplemented
     hot = ops.one_hot.default(classes, logs.shape[1], ignored)
     scale = dy * -1.0
-    if reduction == 1:
-        scale = scale / hot.sum()
-    return hot * scale
+    return hot * (scale / hot.sum() if reduction == 1 else scale)
 
 
 def hardtanh_backward(_: Emit, dy: Tensor, x: Tensor, low: float, high: float) -> Tensor:

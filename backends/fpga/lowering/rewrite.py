@@ -47,8 +47,7 @@ class Emit(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an op on fake tensors; it is a node from now on."""
         kwargs = kwargs or {}
-        asks = func.namespace == "prim"  # for the device of a tensor
-        recorded = self._recording and not asks
+        recorded = self._recording and func.namespace != "prim"  # that asks for a tensor's device
         return self._append(func, args, kwargs) if recorded else func(*args, **kwargs)
 
     def call(self, op: Any, *args: Any, **kwargs: Any) -> Any:

@@ -177,11 +177,8 @@ def emit_stage(
         audit.check(folder / name)
     _write_state(stage, folder, weights)
     counters = {n: int(weights[n]) for n in stage.phases.counters}
-    record = {
-        **training_record(stage),
-        "update": dataclasses.asdict(settings),
-        "counters": counters,
-    }
+    more = {"update": dataclasses.asdict(settings), "counters": counters}
+    record = training_record(stage) | more
     (folder / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     name, text = connections(stage, designs, fabric)
     (folder / name).write_text(text, encoding="utf-8")
@@ -203,8 +200,7 @@ def _write_state(stage: TrainedStage, folder: Path, weights: Tensors) -> None:
     state.mkdir()
     for wire in wires_of(design):
         if wire.is_input and wire.port.value in weights:
-            tokens = wire.tokens(weights[wire.port.value])
-            tokens.tofile(state / wire.file)
+            wire.tokens(weights[wire.port.value]).tofile(state / wire.file)
     if stage.update is None:
         return
     (folder / "update/state").mkdir()
@@ -212,8 +208,7 @@ def _write_state(stage: TrainedStage, folder: Path, weights: Tensors) -> None:
     sums = {w.port.value: w for w in wires_of(stage.kernels.B) if w.in_memory and not w.is_input}
     for part in stage.parameters:
         wire = sums[gradient_name(part.parameter)]
-        tokens = wire.tokens(weights[part.parameter])
-        put_tokens(image, part, tokens)
+        put_tokens(image, part, wire.tokens(weights[part.parameter]))
     image.tofile(folder / "update/state/w.bin")
 
 
@@ -280,8 +275,7 @@ def golden_training(
         (frame,) = golden_chain([stage.phases.B], local)
         backward.append(frame)
         for o in stage.phases.B.outputs_of(OutputKind.GRADIENT):
-            summed = gradients.get(o.name, 0)
-            gradients[o.name] = frame.outputs[o.name] + summed
+            gradients[o.name] = frame.outputs[o.name] + gradients.get(o.name, 0)
     return list(zip(forward, reversed(backward), strict=True))
 
 

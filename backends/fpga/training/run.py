@@ -139,8 +139,7 @@ class TrainedRunner:
         for wire in self.forward_kernel.memories:
             if not wire.is_input:
                 ring = wire.read(self.memory).reshape(-1, wire.stream.tokens * wire.stream.lanes)
-                slot = ring[microbatch % len(ring)]
-                found[wire.port.value] = wire.tensor(slot)
+                found[wire.port.value] = wire.tensor(ring[microbatch % len(ring)])
         prefix = name_saved("")
         return {n.removeprefix(prefix): v for n, v in found.items() if n.startswith(prefix)}
 

@@ -4,15 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from pipec.backends.fpga import search
+from pipec.backends.fpga import memory, search
 from pipec.backends.fpga.designs import board_of, designs_of, left_of, networks
 from pipec.backends.fpga.emit.link import Site, connect
 from pipec.backends.fpga.engines.mvu import Mvu
 from pipec.backends.fpga.engines.parts import PORT_BITS, Resources
 from pipec.backends.fpga.folding import design_at
 from pipec.backends.fpga.lowering.lower import lower
-from pipec.backends.fpga.memory import adapter, registers
-from pipec.backends.fpga.search import Board, bind_to, deep_fifos, fit_design
+from pipec.backends.fpga.memory import adapter, interconnect, registers
+from pipec.backends.fpga.search import Board, bind_to, deep_fifos, fit_design, port_kernels
 from pipec.cluster.cluster import parse_cluster
 from pipec.cluster.presets import preset
 from pipec.compiler.driver import make_plan
@@ -41,6 +41,49 @@ def test_memory_controllers_take_room_where_they_are_made_of_fabric(kind: str, c
     hard = replace(device, fpga=replace(device.fpga, hard_memory=True))
     each = (DDR4.lut, DDR4.ff, DDR4.bram36)
     assert taken(Board(hard), Board(device)) == tuple(count * x for x in each)
+
+
+@pytest.mark.parametrize("kind", ["u280", "u55c"])
+def test_channels_of_hbm_share_what_they_need_in_any_case(kind: str) -> None:
+    """As FINN+'s tables of platforms say, a third of a DDR4 controller."""
+    board = Board(preset(kind))
+    assert board.controllers == 1
+    assert board.controller == Resources(lut=10_718, ff=21_793, bram36=4)
+
+
+@pytest.mark.parametrize(
+    ("bits", "ways", "lut", "ff"),
+    [
+        # Vivado 2023.1: a SmartConnect for one DMA that writes (analogdevicesinc/hdl, pull 1054)
+        (64, 1, 910, 904),
+        # a channel of HBM that is read and written (rapidstream-org/rapidstream-cookbook)
+        (512, 2, 5_000, 6_500),
+    ],
+)
+def test_ways_to_memory_take_what_is_published(bits: int, ways: int, lut: int, ff: int) -> None:
+    found = interconnect(bits) * ways
+    assert found.lut == pytest.approx(lut, rel=0.003)
+    assert found.ff == pytest.approx(ff, rel=0.003)
+
+
+def test_every_port_to_memory_has_a_way_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the tables, of two movers, and of each engine that streams weights."""
+    model, x = made("vgg")
+    network = lower(graph_of(model, x))
+    streamed = {layer.name: 1 for layer in network.layers if isinstance(layer.nest, Mvu)}
+
+    def count(way: Resources) -> tuple[float, float]:
+        for module in (memory, search):
+            monkeypatch.setattr(module, "interconnect", lambda _: way)
+        movers = port_kernels((network.inputs, network.outputs), (), platform=True)
+        board = Board(preset("u280")).beside(movers)
+        made_for = bind_to(design_at(network, 4_000, streamed=streamed), board, "stage0")
+        found = fit_design(made_for, board, deep_fifos(made_for))
+        assert not hasattr(found, "exceeded")
+        return board.limits.dsp, found.resources.dsp
+
+    (most, used), (less, more) = count(Resources()), count(Resources(dsp=1))
+    assert (most - less, more - used) == (3, len(streamed))
 
 
 @pytest.mark.parametrize(("kind", "cores"), [("u280", (1, 2)), ("vcu118", (1, 1))])
@@ -90,10 +133,12 @@ def test_every_kernel_at_a_port_takes_room(monkeypatch: pytest.MonkeyPatch) -> N
     (design,) = designs_of(plan)
     board, network = board_of(plan, 0), networks(plan)[0]
     movers = connect(design, Site.of(board.fabric, hosted=True)).movers
-    each = [adapter(PORT_BITS, reads=mover.feeds) + registers(3) for mover in movers]
+    way = interconnect(PORT_BITS) + registers(3)
+    each = [adapter(PORT_BITS, reads=mover.feeds) + way for mover in movers]
     whole = taken(board, left_of(plan, 0, network))
     monkeypatch.setattr(search, "adapter", lambda *_, **__: Resources())
-    monkeypatch.setattr(search, "registers", lambda _: Resources())
+    for name in ("interconnect", "registers"):
+        monkeypatch.setattr(search, name, lambda _: Resources())
     rest = taken(board, left_of(plan, 0, network))
     assert len(movers) == 2
     for k, kind in enumerate(("lut", "ff", "bram36")):

@@ -1,5 +1,6 @@
 """Choices by a comparison: what is refused, with what hint."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,18 @@ def test_a_choice_that_a_rounding_may_turn_is_refused(precision: str) -> None:
 def test_a_comparison_that_something_else_reads_is_refused() -> None:
     with pytest.raises(BackendError, match=r"aten\.gt\.Scalar"):
         lower(graph_of(Kept(), torch.randn(2, 3, 4)))
+
+
+class Unknown(nn.Module):
+    """As torch writes ``xlogy``, of which a Kullback-Leibler divergence is made."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.where(torch.isnan(x), math.nan, x * 2)
+
+
+def test_a_number_that_is_none_is_refused_where_it_stands() -> None:
+    with pytest.raises(BackendError, match=r"aten\.where\.self where, .*\.py:\d+.* operand nan"):
+        lower(graph_of(Unknown(), torch.randn(2, 3)))
 
 
 class Safe(nn.Module):
