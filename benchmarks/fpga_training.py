@@ -17,11 +17,12 @@ parallel  Each board trains a whole copy on its share of the images (in proporti
           not overlapped, and the update of all weights.
 
 Assumptions, nothing fitted: 200 MHz; 4 DSPs per fp16 multiply-accumulate; 70 % of the DSPs; 80 % of
-on-chip memory and DDR bandwidth; links at 90 % of 100 Gb/s. Through DDR go, per image, every saved
-value and every microbatch-deep FIFO of a batch normalisation (written and read once), the gradients
-(added to fp32 sums: 8 bytes per parameter), and one read of what does not fit on chip of weights,
-buffers and accumulators (optimistic). Update: 20 bytes per parameter. No C++ is written here. The
-papers' minibatch, precision, clock and links are not known: no figure of theirs is compared.
+on-chip memory, less controllers and network cores, and of DDR bandwidth; links at 90 % of 100 Gb/s.
+Through DDR go, per image, every saved value and every microbatch-deep FIFO of a batch normalisation
+(written and read once), the gradients (added to fp32 sums: 8 bytes per parameter), and one read of
+what does not fit on chip of weights, buffers and accumulators (optimistic). Update: 20 bytes per
+parameter. No C++ is written here. The papers' minibatch, precision, clock and links are not known:
+no figure of theirs is compared.
 """
 
 import dataclasses
