@@ -5,7 +5,8 @@ A *placement unit* is a set of call nodes that no cut may separate:
 1. a ``getitem`` stays with the node whose tuple it picks from;
 2. a view stays with what it views (its strides are only right there, and it moves no data), but
    with its first reader if what it views is contiguous, as all values that cross a cut are, and
-   smaller, or as large and read by others too: then one value crosses instead of all its views;
+   smaller, or as large and read by others too, or if the view would be copied to be sent: then one
+   value crosses instead of all its views, and the reader finds the strides that it is costed for;
    a view of a weight stays with its reader, if it has one alone, and so do numbers that a table
    of integers stands for: the table is the smaller one; what computes their scale stays there too;
 3. the pieces of one ONNX node stay together (a half cannot be emitted as ONNX);
@@ -80,8 +81,9 @@ def _is_made_again(view: fx.Node, viewed: fx.Node) -> bool:
     before, after = tensors(viewed), tensors(view)
     if len(before) != 1 or len(after) != 1 or not before[0].is_contiguous():
         return False
-    shared = len(viewed.users) > 1 and nbytes(viewed) == nbytes(view)
-    return bool(_readers(view)) and (shared or nbytes(viewed) < nbytes(view))
+    better = len(viewed.users) > 1 or not after[0].is_contiguous()
+    least = nbytes(view) + better
+    return bool(_readers(view)) and nbytes(viewed) < least
 
 
 def _readers(node: fx.Node) -> list[fx.Node]:

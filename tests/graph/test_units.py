@@ -8,6 +8,8 @@ from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.driver import make_plan
 from pipec.compiler.verify_training import compare_gradients
 from pipec.frontends.torch_module import from_module
+from pipec.frontends.trace import trace
+from pipec.graph.ir import Source
 from pipec.graph.units import placement_units
 from pipec.plan.model import Plan
 from tests.toys import Builder, aten
@@ -69,3 +71,23 @@ def test_a_view_of_other_strides_stays(contiguous: bool) -> None:
     units = placement_units(b.graph(other, b.call(aten.abs.default, view, name="reader")))
     assert (units["view"] == units["reader"]) is contiguous
     assert (units["view"] == units["made"]) is not contiguous
+
+
+def test_a_view_that_would_be_copied_to_be_sent_is_made_by_its_reader() -> None:
+    """Between q, k, v and attention the projections cross, as they lie; no transposed copy does."""
+
+    class Heads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.q, self.k, self.v = (nn.Linear(16, 16) for _ in range(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = (f(x).view(2, 8, 2, 8).transpose(1, 2) for f in (self.q, self.k, self.v))
+            return nn.functional.scaled_dot_product_attention(q, k, v)
+
+    graph = trace(Heads(), (torch.zeros(2, 8, 16),), source=Source("memory", "heads"))
+    units = placement_units(graph)
+    (attention,) = (n for n in graph.calls if "attention" in n.name)
+    for n in attention.all_input_nodes:
+        assert units[n.name] == units[attention.name]
+        assert units[n.all_input_nodes[0].name] != units[attention.name]
