@@ -6,7 +6,8 @@ A *placement unit* is a set of call nodes that no cut may separate:
 2. a view stays with what it views (its strides are only right there, and it moves no data), but
    with its first reader if what it views is contiguous, as all values that cross a cut are, and
    smaller, or as large and read by others too, or if the view would be copied to be sent: then one
-   value crosses instead of all its views, and the reader finds the strides that it is costed for;
+   value crosses instead of all its views, and the reader finds the strides that it is costed for
+   (a fused projection crosses, not its parts);
    a view of a weight stays with its reader, if it has one alone, and so do numbers that a table
    of integers stands for: the table is the smaller one; what computes their scale stays there too;
 3. the pieces of one ONNX node stay together (a half cannot be emitted as ONNX);
@@ -70,21 +71,28 @@ def _partners(node: fx.Node) -> list[fx.Node]:
         if viewed.op == "call_function":
             if not is_view(node.target):
                 return []
-            return _readers(node)[:1] if _is_made_again(node, viewed) else [viewed]
+            return (_is_made_again(node, viewed) and sorted(_readers(node))[:1]) or [viewed]
         scales = [n for n in node.all_input_nodes[1:] if len(n.users) == 1]
         return scales + (list(node.users) if len(node.users) == 1 else [])
     return []
 
 
 def _is_made_again(view: fx.Node, viewed: fx.Node) -> bool:
-    """Whether it is better to send what is viewed than the view."""
+    """Whether it is better to send what is viewed than the view, or than the parts of a split."""
     before, after = tensors(viewed), tensors(view)
-    if len(before) != 1 or len(after) != 1 or not before[0].is_contiguous():
+    if len(before) != 1 or not after or not before[0].is_contiguous():
         return False
-    better = len(viewed.users) > 1 or not after[0].is_contiguous()
-    least = nbytes(view) + better
-    return bool(_readers(view)) and nbytes(viewed) < least
+    better = len(viewed.users) > 1 or not all(part.is_contiguous() for part in after)
+    return nbytes(viewed) < nbytes(view) + better
 
 
-def _readers(node: fx.Node) -> list[fx.Node]:
-    return sorted(u for u in node.users if u.op == "call_function")
+def _readers(view: fx.Node) -> list[fx.Node]:
+    """The nodes that compute with a view, or with a view or a part of it."""
+    found = []
+    for user in view.users:
+        part = isinstance(user.target, OpOverload) and is_view(user.target)
+        if part or user.target is operator.getitem:
+            found += _readers(user)
+        elif user.op == "call_function":
+            found.append(user)
+    return found
