@@ -187,7 +187,7 @@ class Search:
                 "no candidate has this schedule",
                 got=f"{', '.join(unused)}, stages={_format(self.stages)} on {self.cluster}",
                 want="a pipeline of several devices; zbv, dualpipev: of twice as many stages",
-                hint="leave it out, or --stages open",
+                hint="leave it out, or leave --stages open",
             )
         return found
 
