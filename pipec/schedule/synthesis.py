@@ -198,15 +198,11 @@ class _Simulation:
         elif kind == I and s:
             self._send(I, s, s - 1, end)
 
-    def _send(self, kind: int, src: int, s: int, end: float) -> None:
+    def _send(self, kind: int, src: int, s: int, when: float) -> None:
         """Hand a value on: each direction of a link carries one at a time."""
-        way, seconds, when = (
-            (self.device[src], self.device[s]),
-            self.costs.transfer[min(src, s)],
-            end,
-        )
+        way, seconds = (self.device[src], self.device[s]), self.costs.transfer[min(src, s)]
         if seconds:
-            when = self.sent[way] = max(end, self.sent.get(way, 0.0)) + seconds
+            when = self.sent[way] = max(when, self.sent.get(way, 0.0)) + seconds
         self.arrived[kind][s].append(when)
         heapq.heappush(self.events, (max(when, self.free[self.device[s]]), self.device[s]))
 
