@@ -22,6 +22,7 @@ from pipec.simulate.costs import generate_for, takes_costs
 from pipec.simulate.draw_svg import svg
 from pipec.simulate.draw_text import grid, table
 from pipec.simulate.draw_trace import trace
+from pipec.simulate.engine import Prepared
 from pipec.simulate.simulate import simulate
 from pipec.simulate.timeline import Timeline
 from pipec.simulate.times import Times
@@ -79,14 +80,14 @@ def command(**given: Any) -> None:
     check_output(given["svg_to"], ".svg")
     check_output(given["trace_to"], ".json")
     plain = _schedule(given)
-    check(plain)
+    check(plain, only_complete=True)
     times = _times(given["times"], plain, given["comm"], given["host"])
     _check_used(plain, given["times"], times, given["host"])
     policy = given["lanes"] or ("one" if given["depth"] == 0 else "links")
-    full = lower(plain, depth=given["depth"], comm=policy)
+    full = Prepared.of(lower(plain, depth=given["depth"], comm=policy))
     check(full)
     timeline = simulate(full, times)
-    _write_files(given, plain, full, timeline)
+    _write_files(given, plain, full.schedule, timeline)
     if given["as_json"]:
         click.echo(json.dumps(_data(timeline), indent=1))
     elif given["csv_to"] != "-":

@@ -47,7 +47,7 @@ def timeline_of(facts: Facts, order: Schedule | Prepared) -> Timeline:
     Raises:
         ScheduleError: It deadlocks at the channels' depths; the shortest cycle of waits is shown.
     """
-    schedule = order.schedule if isinstance(order, Prepared) else order
+    schedule = Prepared.of(order).schedule
     times = facts.times(schedule)
     turns = range(routes_of(schedule).period)
     times = replace(

@@ -45,7 +45,8 @@ def insert_comm(
     given = tuple(channels or ())
     place = schedule.placement
     check_channels(given, len(place.forward), len(place.backward))
-    kept = [c for c in schedule.channels if c.kind not in {g.kind for g in given}]
+    replaced = {g.kind for g in given}
+    kept = [c for c in schedule.channels if c.kind not in replaced]
     policy = LanePolicy(schedule.lanes.compute, comm, schedule.lanes.reduce)
     schedule = schedule.replace(
         channels=tuple(sorted([*kept, *given], key=lambda c: c.kind)),

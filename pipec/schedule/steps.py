@@ -149,11 +149,12 @@ def _publishing(schedule: Schedule) -> list[Insertion]:
     """SEND_W behind the step, RECV_W before the first forward that uses it, per W channel."""
     routes, at = routes_of(schedule), Tables(schedule)
     found: list[tuple[int, int, int, int, int]] = []
+    if not at.numbers(ChannelKind.W):
+        return []
     anchors = zip(*(column.tolist() for column in _updates(schedule)), strict=True)
     behind = {(s, r, v): anchor for anchor, s, r, v in anchors}  # where the step goes
-    for number, channel in enumerate(schedule.channels):
-        if channel.kind is not ChannelKind.W:
-            continue
+    for number in at.numbers(ChannelKind.W):
+        channel = schedule.channels[number]
         for replica, _ in enumerate(schedule.placement.forward[channel.dst]):
             if routes.sender[number, replica] == routes.receiver[number, replica]:
                 continue

@@ -15,9 +15,9 @@ from pipec.schedule.tables import Tables
 _K, _C = ActionKind, ChannelKind
 
 
-def find_incomplete(schedule: Schedule) -> Iterator[str]:
+def find_incomplete(schedule: Schedule, at: Tables) -> Iterator[str]:
     """Everything that is missing, doubled, or out of place; in words."""
-    found = list(_out_of_range(schedule))
+    found = list(_out_of_range(schedule, at))
     yield from found
     if not found:
         yield from _compute(schedule)
@@ -26,11 +26,11 @@ def find_incomplete(schedule: Schedule) -> Iterator[str]:
         yield from _check_published(schedule)
 
 
-def _out_of_range(schedule: Schedule) -> Iterator[str]:
+def _out_of_range(schedule: Schedule, at: Tables) -> Iterator[str]:
     s = schedule
     place = s.placement
     phase = {_K.F: place.forward, _K.RECV_W: place.forward}
-    for index in np.flatnonzero(_find_suspect(schedule)).tolist():
+    for index in np.flatnonzero(_find_suspect(schedule, at)).tolist():
         a = s[index]
         home = phase.get(a.kind, place.backward)
         channel = KIND_OF.get(a.kind)
@@ -46,42 +46,45 @@ def _out_of_range(schedule: Schedule) -> Iterator[str]:
             yield f"{a} stands on device {s.device[index]}, where it does not belong"
 
 
-def _find_suspect(schedule: Schedule) -> npt.NDArray[np.bool_]:
+def _find_suspect(schedule: Schedule, at: Tables) -> npt.NDArray[np.bool_]:
     """Actions whose stage, replica, microbatch, channel or device cannot be right."""
-    s, at = schedule, Tables(schedule)
-    stage = np.clip(s.stage, 0, s.stages - 1)
-    bad: npt.NDArray[np.bool_] = (s.microbatch >= s.microbatches) | (stage != s.stage)
-    carries = np.zeros(len(_K), dtype=bool)
+    s = schedule
+    bad: npt.NDArray[np.bool_] = s.microbatch >= s.microbatches
+    bad |= (s.stage < 0) | (s.stage >= s.stages)
+    carried = np.full(len(_K), -1, dtype=np.int8)  # the kind of channel that an action needs
     for channel in _C:
-        carries[[channel.send, channel.receive]] = True
-        rows = np.flatnonzero((s.kind == channel.send) | (s.kind == channel.receive))
-        kinds = np.array([c.kind for c in s.channels], dtype=np.int8)
-        known = (s.channel[rows] >= 0) & (s.channel[rows] < len(kinds))
-        bad[rows] |= ~known
-        bad[rows[known]] |= kinds[s.channel[rows[known]]] != channel
-    compute_or_update = ~carries[s.kind]
-    forward = _home(s.placement.forward, s.stages)
-    backward = _home(s.placement.backward or ((),) * s.stages, s.stages)
-    home = np.where((s.kind == _K.F)[:, None], forward[stage], backward[stage])
-    replica = np.minimum(s.replica, home.shape[1] - 1)
-    wrong = home[np.arange(len(s)), replica] != s.device
-    timed = s.kind <= _K.W
-    counts = (home >= 0).sum(axis=1)
-    wrong |= timed & (s.microbatch % np.maximum(counts, 1) != s.replica)
-    wrong |= (timed & (s.microbatch < 0)) | (s.replica >= counts)
-    bad = bad | (compute_or_update & wrong)
-    good = np.flatnonzero(~bad & carries[s.kind])
-    bad[good] |= _find_misplaced(s, at, good)
+        carried[[channel.send, channel.receive]] = channel
+    rows = np.flatnonzero((carried[s.kind] >= 0) & ~bad)
+    kinds = np.array([c.kind for c in s.channels] or [-1], dtype=np.int8)
+    number = s.channel[rows]
+    known = (number >= 0) & (number < len(kinds))
+    known &= kinds.take(number, mode="clip") == carried[s.kind[rows]]
+    bad[rows[~known]] = True
+    rows = rows[known]
+    bad[rows] = _find_misplaced(s, at, rows)
+    for phase in ("forward", "backward"):
+        own = (s.kind == _K.F) == (phase == "forward")
+        rows = np.flatnonzero(own & (carried[s.kind] < 0) & ~bad)
+        bad[rows] = _find_homeless(s, rows, getattr(s.placement, phase))
     return bad
 
 
-def _home(phase: tuple[tuple[int, ...], ...], stages: int) -> np.ndarray:
-    """Device by (stage, replica), -1 where there is none."""
+def _find_homeless(
+    schedule: Schedule, rows: np.ndarray, phase: tuple[tuple[int, ...], ...]
+) -> np.ndarray:
+    """Compute and updates that are not on the device of their stage and replica."""
+    s, stage, replica = schedule, schedule.stage[rows], schedule.replica[rows]
     width = max((len(d) for d in phase), default=0) or 1
-    table = np.full((stages, width), -1)
-    for stage, devices in enumerate(phase):
-        table[stage, : len(devices)] = devices
-    return table
+    home = np.full((s.stages, width), -1, dtype=np.int16)
+    for number, devices in enumerate(phase):
+        home[number, : len(devices)] = devices
+    counts = (home >= 0).sum(axis=1)[stage]
+    at = stage.astype(np.int64) * width + np.minimum(replica, width - 1)
+    wrong: np.ndarray = (home.take(at) != s.device[rows]) | (replica >= counts)
+    timed = s.kind[rows] <= _K.W
+    microbatch = s.microbatch[rows]
+    astray = (microbatch % np.maximum(counts, 1) != replica) if width > 1 else replica != 0
+    return wrong | (timed & (astray | (microbatch < 0)))
 
 
 def _find_misplaced(schedule: Schedule, at: Tables, rows: np.ndarray) -> np.ndarray:
@@ -169,6 +172,8 @@ def _updates(schedule: Schedule) -> Iterator[str]:
 
 def _check_published(schedule: Schedule) -> Iterator[str]:
     s, routes = schedule, routes_of(schedule)
+    if not any(c.kind is _C.W for c in s.channels):
+        return  # then nothing sends weights: every transfer is on a channel of its kind
     used = np.zeros((s.stages, routes.period), dtype=np.int64)
     forward = np.flatnonzero(s.kind == _K.F)
     np.maximum.at(used, (s.stage[forward], s.replica[forward]), s.version[forward])

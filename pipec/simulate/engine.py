@@ -8,7 +8,7 @@ wakes it when what it misses ends; about 1 µs per turn, better below some 16 la
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -24,29 +24,39 @@ from pipec.simulate.times import Float, Positions
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """A schedule with what the engine needs of it; to simulate it at many times.
+    """A schedule with what follows from it, found once: to check it, and simulate it at many times.
 
     Attributes:
         schedule: What will run.
-        waits: Who waits for whom.
-        queue: The lanes.
-        at: Where its actions are; of a schedule with other bytes too.
     """
 
     schedule: Schedule
-    waits: Dependencies
-    queue: Lanes
-    at: Tables
 
     @classmethod
-    def of(cls, schedule: Schedule) -> "Prepared":
-        """Find out who waits for whom, once."""
-        return cls(schedule, dependencies(schedule), assign_lanes(schedule), Tables(schedule))
+    def of(cls, schedule: "Schedule | Prepared") -> "Prepared":
+        """Of a schedule; what is prepared stays as it is."""
+        return schedule if isinstance(schedule, Prepared) else cls(schedule)
+
+    @cached_property
+    def waits(self) -> Dependencies:
+        """Who waits for whom."""
+        return dependencies(self.schedule)
+
+    @cached_property
+    def queue(self) -> Lanes:
+        """The lanes."""
+        return assign_lanes(self.schedule)
+
+    @cached_property
+    def at(self) -> Tables:
+        """Where its actions are; of a schedule with other bytes too."""
+        return Tables(self.schedule)
 
     def resize(self, channels: Sequence[Channel]) -> "Prepared":
         """The same with other bytes of its channels."""
-        made = replace(self, schedule=self.schedule.replace(channels=tuple(channels)))
-        made.__dict__.update(whole=self.whole, short=self.short)
+        made = Prepared(self.schedule.replace(channels=tuple(channels)))
+        kept = {"waits": self.waits, "queue": self.queue, "at": self.at}
+        made.__dict__.update(kept, whole=self.whole, short=self.short)
         return made
 
     @cached_property

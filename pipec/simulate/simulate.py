@@ -26,7 +26,7 @@ def simulate(schedule: Schedule | Prepared, times: Times, memory: Memory | None 
         >>> simulate(generate("1f1b", stages=4, microbatches=8), times).seconds
         33.0
     """
-    prepared = schedule if isinstance(schedule, Prepared) else Prepared.of(schedule)
+    prepared = Prepared.of(schedule)
     result = run(prepared, times.durations(prepared.schedule))
     if result.heads:
         raise ScheduleError("the schedule deadlocks", **explain(prepared, result))

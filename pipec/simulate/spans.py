@@ -133,6 +133,8 @@ class HeldMemory:
                 pick = together
                 ends_ = self.begin[forward[pick]], self._until[final[pick]]
                 found.append(Spans("activations", src[pick], *ends_, share[src[pick]]))
+            if together.all():
+                continue
             left, came = self._ends_of_transfer(number, message, forward, final)
             alike = [o for o in s.channels if o.kind is c.kind]
             parts = sum(o.src == c.src for o in alike), sum(o.dst == c.dst for o in alike)

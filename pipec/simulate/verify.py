@@ -20,10 +20,7 @@ import numpy as np
 from pipec.errors import ScheduleError
 from pipec.schedule.action import ActionKind
 from pipec.schedule.assign import derive_versions
-from pipec.schedule.dependencies import Dependencies, dependencies
-from pipec.schedule.lanes import assign_lanes
 from pipec.schedule.schedule import Int64, Schedule
-from pipec.schedule.tables import Tables
 from pipec.simulate.complete import find_incomplete
 from pipec.simulate.deadlock import explain
 from pipec.simulate.engine import Prepared, run
@@ -43,39 +40,48 @@ def verify(schedule: Schedule) -> None:
         >>> from pipec.schedule.registry import generate
         >>> verify(generate("zbv", stages=4, microbatches=3))
     """
-    check(schedule)
     prepared = Prepared.of(schedule)
+    check(prepared)
     result = run(prepared, lambda rows: np.ones(len(rows)))
     if result.heads:
         raise ScheduleError("the schedule deadlocks", **explain(prepared, result))
 
 
-def check(schedule: Schedule) -> None:
+def check(schedule: Schedule | Prepared, *, only_complete: bool = False) -> None:
     """Rules 1 to 5, for schedules that are simulated next: that finds deadlocks itself.
+
+    Args:
+        schedule: Compute actions alone, or with all that `lower` adds.
+        only_complete: Rules 1 and 2 alone, which `lower` relies on.
 
     Raises:
         ScheduleError: With every finding of the first rules that fail.
     """
-    found = list(findings(schedule))
+    prepared = Prepared.of(schedule)
+    found = list((_find_incomplete if only_complete else findings)(prepared))
     if found:
         more = [f"... and {len(found) - MOST} more"] if len(found) > MOST else []
-        raise ScheduleError(
-            "the schedule is not right", where=schedule.name, got="; ".join([*found[:MOST], *more])
-        )
+        name, got = prepared.schedule.name, "; ".join([*found[:MOST], *more])
+        raise ScheduleError("the schedule is not right", where=name, got=got)
 
 
-def findings(schedule: Schedule) -> Iterator[str]:
+def findings(schedule: Schedule | Prepared) -> Iterator[str]:
     """What breaks rules 1 to 5, in words; the first rules that fail stop the others."""
-    rules = (find_incomplete, _find_unordered, _find_unmatched, _find_wrong, _find_mixed)
+    prepared = Prepared.of(schedule)
+    rules = (_find_incomplete, _find_unordered, _find_unmatched, _find_wrong, _find_mixed)
     for rule in rules:
-        found = list(rule(schedule))
+        found = list(rule(prepared))
         yield from found
         if found:
             return
 
 
-def _find_unordered(schedule: Schedule) -> Iterator[str]:
-    waits: Dependencies = dependencies(schedule)
+def _find_incomplete(prepared: Prepared) -> Iterator[str]:
+    return find_incomplete(prepared.schedule, prepared.at)
+
+
+def _find_unordered(prepared: Prepared) -> Iterator[str]:
+    schedule, waits = prepared.schedule, prepared.waits
     count = len(schedule)
     device = np.append(schedule.device, [-1, -1])
     for column in waits.columns:
@@ -91,20 +97,22 @@ def _find_unordered(schedule: Schedule) -> Iterator[str]:
         for index in steps[last[device[steps]] > steps][:MOST].tolist():
             needs = schedule[int(last[device[index]])]
             yield f"{schedule[index]} stands before {needs}, which it needs"
-    yield from _early_reductions(schedule)
+    yield from _early_reductions(prepared)
 
 
-def _early_reductions(schedule: Schedule) -> Iterator[str]:
+def _early_reductions(prepared: Prepared) -> Iterator[str]:
     """An overlapped reduction starts with the last backward, and yet is issued behind it."""
-    s, at = schedule, Tables(schedule)
+    s, at = prepared.schedule, prepared.at
     rows = np.flatnonzero(s.kind == ActionKind.REDUCE_GRAD)
+    if not len(rows):
+        return
     last = at.last_backward[s.stage[rows], s.replica[rows], s.version[rows]]
     for index in np.flatnonzero(last > rows).tolist():
         yield f"{s[int(rows[index])]} stands before {s[int(last[index])]}, which it reduces"
 
 
-def _find_unmatched(schedule: Schedule) -> Iterator[str]:
-    queue = assign_lanes(schedule)
+def _find_unmatched(prepared: Prepared) -> Iterator[str]:
+    schedule, queue = prepared.schedule, prepared.queue
     names = {str(lane): n for n, lane in enumerate(queue.names)}
     for number, lane in enumerate(queue.names):
         if not lane.name.startswith("in:"):
@@ -131,18 +139,18 @@ def _messages(schedule: Schedule, rows: Int64) -> Int64:
     return np.stack([schedule.channel[rows], message]).astype(np.int64)
 
 
-def _find_wrong(schedule: Schedule) -> Iterator[str]:
-    want = derive_versions(schedule)
+def _find_wrong(prepared: Prepared) -> Iterator[str]:
+    schedule, want = prepared.schedule, derive_versions(prepared.schedule)
     for index in np.flatnonzero(want != schedule.version)[:MOST].tolist():
         action, rule = schedule[index], schedule.rule.name
         used, right = f"{action} uses version {action.version}", f"rule {rule} wants {want[index]}"
         yield f"{used}, {right}"
 
 
-def _find_mixed(schedule: Schedule) -> Iterator[str]:
-    if "steps" not in schedule.inserted:
+def _find_mixed(prepared: Prepared) -> Iterator[str]:
+    s, at = prepared.schedule, prepared.at
+    if "steps" not in s.inserted:
         return
-    s, at = schedule, Tables(schedule)
     steps = s.kind == ActionKind.STEP
     backward = (s.kind >= ActionKind.B) & (s.kind <= ActionKind.W)
     rows = np.flatnonzero(steps | backward)
@@ -155,6 +163,6 @@ def _find_mixed(schedule: Schedule) -> Iterator[str]:
     starts = np.flatnonzero(np.diff(group[order], prepend=-1))
     made -= np.repeat(made[starts], np.diff(np.append(starts, len(order))))
     for index in np.flatnonzero(wanted[order] != made + 1)[:MOST].tolist():
-        action = schedule[int(rows[order[index]])]
+        action = s[int(rows[order[index]])]
         belongs = f"belongs to update {wanted[order][index]}"
         yield f"{action} {belongs} but stands behind {made[index]} steps of its stage"
