@@ -55,9 +55,9 @@ def _find_suspect(schedule: Schedule, at: Tables) -> npt.NDArray[np.bool_]:
     for channel in _C:
         carried[[channel.send, channel.receive]] = channel
     rows = np.flatnonzero((carried[s.kind] >= 0) & ~bad)
-    kinds = np.array([c.kind for c in s.channels] or [-1], dtype=np.int8)
+    kinds = np.array([*(c.kind for c in s.channels), -1], dtype=np.int8)
     number = s.channel[rows]
-    known = (number >= 0) & (number < len(kinds))
+    known = (number >= 0) & (number < len(s.channels))
     known &= kinds.take(number, mode="clip") == carried[s.kind[rows]]
     bad[rows[~known]] = True
     rows = rows[known]
@@ -84,7 +84,8 @@ def _find_homeless(
     timed = s.kind[rows] <= _K.W
     microbatch = s.microbatch[rows]
     astray = (microbatch % np.maximum(counts, 1) != replica) if width > 1 else replica != 0
-    return wrong | (timed & (astray | (microbatch < 0)))
+    wrong |= timed & (astray | (microbatch < 0))
+    return wrong
 
 
 def _find_misplaced(schedule: Schedule, at: Tables, rows: np.ndarray) -> np.ndarray:
