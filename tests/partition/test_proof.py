@@ -1,5 +1,6 @@
 """Ideals and memory in the bound: against brute force."""
 
+import tracemalloc
 from itertools import product
 from math import inf
 
@@ -8,6 +9,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from benchmarks.synthetic import series_parallel
 from pipec.partition.costgraph import CostGraph, cost_graph
 from pipec.partition.devices import Device
 from pipec.partition.machine import make_machine
@@ -56,6 +58,18 @@ def test_ideals_are_those_that_loads_below_a_limit_allow(
     found = enumerate_ideals(units, bounds.ref, reach.windows(), 1_000)
     assert found is not None
     assert sorted(map(tuple, found.tolist())) == sorted(want)
+
+
+def test_what_waits_to_be_extended_is_little() -> None:
+    """A block is parted at every unit, and its other half waits until the first is done."""
+    graph = series_parallel(1_000)
+    machine, units = make_machine(graph, [Device("gpu")] * 64), _units(graph)
+    bounds = make_bounds(units, machine)
+    windows = Reach(bounds, machine, bounds.lower * 1.1).windows()
+    tracemalloc.start()
+    assert enumerate_ideals(units, bounds.ref, windows, 20_000) is None
+    assert tracemalloc.get_traced_memory()[1] < 400e6
+    tracemalloc.stop()
 
 
 @settings(max_examples=60, deadline=None)
