@@ -30,10 +30,7 @@ def closures(units: Units) -> tuple[BoolArray, BoolArray]:
 MayHold = Callable[[FloatArray, FloatArray, FloatArray], BoolArray]
 """(least work, most work, cost of the values cut for sure [kinds, rows]) -> rows to keep."""
 
-BLOCK, BLOCK_CELLS = (
-    4_096,
-    500_000,
-)  # partial sets extended at a time, and what they hold: many wait
+BLOCK, BLOCK_CELLS = 4_096, 500_000  # partial sets that are extended at a time; what they hold
 VISITS = 40  # partial sets looked at, per ideal that is wanted at most
 
 
