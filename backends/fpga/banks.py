@@ -246,12 +246,11 @@ def ddr_ports(design: StageDesign) -> tuple[DdrPort, ...]:
     """
     ports: list[DdrPort] = []
     clock = design.clock_mhz * 1e6
-    engines = {e.name: e for e in design.engines}
     for engine in design.engines:
         if isinstance(nest := engine.nest, Load):
             bits = nest.lanes * bits_of(engine.dtype)
             nbytes = nest.words * nest.repeat * bits // 8
-            user = engines[design.streams[engine.outputs[0]].consumer or engine.name]
+            user = design.engine(design.streams[engine.outputs[0]].consumer or engine.name)
             rate = nbytes * clock / busy_cycles(user)
             ports.append(DdrPort(f"gmem{len(ports)}", engine.name, bits, nbytes, rate))
     return tuple(ports)

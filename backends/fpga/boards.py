@@ -90,11 +90,8 @@ def _connect(
             way = _send_packets(name, table, frame, flight)
         else:
             ends = (f"{name}.out",), (f"{name}.in",)
-            way = (
-                [Process(name, table, *ends, flight, free=True)],
-                dict.fromkeys(sum(ends, ()), SLACK),
-                {},
-            )
+            deep = dict.fromkeys(sum(ends, ()), SLACK)
+            way = [Process(name, table, *ends, flight, free=True)], deep, {}
         yield way, ((here.name, leaving[value]), (there.name, wanted[value]))
 
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.engines.base import run_table
-from pipec.backends.fpga.fifo import busiest
+from pipec.backends.fpga.fifo import busiest, find_slowest
 from pipec.backends.fpga.runs import Run, cycles
 from pipec.backends.fpga.simulator.native import Flow, Process, Trace, in_flight, simulate, writes
 from pipec.backends.fpga.wire import ports_of
@@ -134,14 +134,13 @@ def measure_cycles(
     """
     trace = steady_state(processes, depths, initial)
     engines = tuple(_engine(p, trace.flows) for p in processes)
-    least = min(engines, key=lambda e: (e.empty + e.full, -e.busy))
     return StageCycles(
         stage=name,
         clock_mhz=clock_mhz,
         interval=trace.interval,
         latency=latency_of(processes, depths, initial),
         steady=trace.steady,
-        bottleneck=least.name,
+        bottleneck=find_slowest((e.busy, e.name) for e in engines)[1],
         handshakes=sum(f.tokens for f in trace.flows.values()) // len(trace.ends),
         engines=engines,
         free_interval=steady_state(processes, depths, initial, rigid=False).interval,
@@ -181,8 +180,7 @@ def _engines(number: int, record: dict[str, Any], cycles: dict[str, StageCycles]
         ran = waits.get(engine["name"])
         row |= {"busy": row.pop("busy_cycles") or 0, "empty": 0, "full": 0, "simulated": bool(ran)}
         if ran:
-            row |= {"busy": ran.busy, "empty": ran.empty, "full": ran.full}
-            row["waits_for"] = ran.waits_for
+            row |= {k: getattr(ran, k) for k in ("busy", "empty", "full", "waits_for")}
         engines.append(row)
     return {
         "stage": number,

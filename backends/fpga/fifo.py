@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.engines.base import busy_cycles
@@ -12,9 +12,14 @@ MIN_DEPTH = 8
 """Least depth: a shift register of 32 costs the same."""
 
 
+def find_slowest(busy: Iterable[tuple[int, str]]) -> tuple[int, str]:
+    """The first of those that are busy longest, as cycles and name."""
+    return max(busy, key=lambda each: each[0], default=(0, ""))
+
+
 def busiest(design: StageDesign) -> tuple[int, str]:
     """Cycles per frame of the busiest engine, and its name."""
-    return max(((busy_cycles(e), e.name) for e in design.engines), default=(0, ""))
+    return find_slowest((busy_cycles(e), e.name) for e in design.engines)
 
 
 def _needs(design: StageDesign, steady: Schedule, interval: int) -> dict[str, int]:

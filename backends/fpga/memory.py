@@ -7,7 +7,7 @@ AMD's synthesis reports. Memories lie in LUTs, block RAM or UltraRAM, within the
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +20,7 @@ from pipec.backends.fpga.engines.base import Engine
 from pipec.backends.fpga.engines.parts import BURST, OUTSTANDING, Memory, Resources, lut_ram
 from pipec.backends.fpga.engines.tiles import ceil_div
 from pipec.backends.fpga.numbers import bits_of, sum_bits
+from pipec.backends.fpga.tables import TABLES, pointers, scalars
 
 Numbers = NDArray[np.float64]
 CHOICE_LUT = 9
@@ -121,6 +122,22 @@ def port(bits: int) -> Resources:
     return with_control(0.0, 0.0, 1, 2, 0.0, word=bits) + Resources(lut=beat, ff=2 * beat)
 
 
+def interface(*kernels: StageDesign) -> Resources:
+    """What kernels have besides engines: ends of streams, arguments, one reader of all tables each.
+
+    Pointers of engines count there (`logic`).
+    """
+    found = Resources()
+    for kernel in kernels:
+        images = [p for p in pointers(kernel) if p.bundle == TABLES]
+        found += registers(2 * len(images) + len(scalars(kernel)))
+        if images:
+            found += adapter(32, reads=True) + interconnect(32)
+        for p in (p for p in (*kernel.inputs, *kernel.outputs) if p.stream):
+            found += port(kernel.streams[p.stream].token_bits)
+    return found
+
+
 def logic(engine: Engine) -> Resources:
     """DSPs, LUTs and flip-flops of an engine, its memories not counted; adapters are.
 
@@ -131,8 +148,9 @@ def logic(engine: Engine) -> Resources:
     updated, ports = word if nest.updates else 0, len(engine.inputs) + len(engine.outputs)
     logic = nest.logic(dtype)
     found = with_control(*logic, nest.additions, engine.depth, updated, word=word, ports=ports)
-    for bits, reads in nest.adapters(dtype):
+    for bits, reads in (adapters := nest.adapters(dtype)):
         found += adapter(bits, reads=reads) + interconnect(bits)
+    if adapters:
         found += ARGUMENT + ARGUMENT  # a pointer has two words
     for w in (w for w in engine.weights if w.memory is not Memory.DDR):
         count = (w.words * w.lanes).bit_length()
@@ -296,9 +314,9 @@ def _shares(relative: Numbers) -> Numbers:
     return np.asarray(found.x[:-1]).reshape(3, count).T
 
 
-def allocate(design: StageDesign, kinds: Sequence[Memory], items: Sequence[Item]) -> StageDesign:
-    """The design with its memories placed and every engine's resources filled in."""
-    where = {(i.owner, i.role): (kind, i) for i, kind in zip(items, kinds, strict=True)}
+def allocate(design: StageDesign, kinds: Mapping[Item, Memory], ends: Resources) -> StageDesign:
+    """The design with its memories placed and all resources filled in, `interface` given."""
+    where = {(i.owner, i.role): (kind, i) for i, kind in kinds.items()}
     owned: dict[str, Resources] = defaultdict(Resources)
     owned[""] += fifos_logic(s for s in design.streams.values() if s.producer is None)
     for kind, item in where.values():
@@ -315,5 +333,5 @@ def allocate(design: StageDesign, kinds: Sequence[Memory], items: Sequence[Item]
         kind, work = where.get((engine.name, "buffer"), (Memory.LUT, Item("", "", 0, 0)))
         found = dataclasses.replace(engine, weights=weights, memory=kind, resources=used)
         engines.append(dataclasses.replace(found, buffer_bits=work.bits))
-    total = sum((e.resources for e in engines), owned[""])
+    total = sum((e.resources for e in engines), owned[""] + ends)
     return dataclasses.replace(design, engines=tuple(engines), resources=total)

@@ -34,6 +34,7 @@ from pipec.backends.fpga.memory import (
     fifo_logic,
     fifos_logic,
     interconnect,
+    interface,
     port,
     registers,
     with_control,
@@ -63,6 +64,7 @@ class Board:
         links: Other boards that it is joined to.
         own: Element types of layers that have another one.
         taken: What stands there beside the kernel: other kernels.
+        ported: Memory ports that these use.
     """
 
     device: Device
@@ -70,6 +72,7 @@ class Board:
     links: int = 1
     own: OwnTypes = ()
     taken: Resources = field(default_factory=Resources)
+    ported: int = 1
 
     @property
     def fabric(self) -> FpgaResources:
@@ -88,15 +91,15 @@ class Board:
     def limits(self) -> Resources:
         """The board within its limits, less what stands there whatever is computed.
 
-        That are network cores, memory controllers, what reads tables, and registers of arguments.
-        Where there is no platform, two Aurora cores count as one network core.
+        That are network cores, two Aurora cores as one where there is no platform, memory
+        controllers, and other kernels.
         """
-        fabric, core = self.fabric, adapter(32, reads=True) + interconnect(32) + registers(4)
-        core += LINK_SHELL * (self.links if fabric.has_platform else min(self.links, 1))
+        fabric = self.fabric
+        cores = LINK_SHELL * (self.links if fabric.has_platform else min(self.links, 1))
         logic = Resources(dsp=fabric.dsp, lut=fabric.lut, ff=fabric.ff)
         memory = Resources(bram36=fabric.bram36, uram=fabric.uram, ddr=self.device.memory_rate)
         usable = logic * fabric.logic_limit + memory * fabric.memory_limit
-        return usable - core - self.taken - self.controller * self.controllers
+        return usable - cores - self.taken - self.controller * self.controllers
 
     @property
     def controller(self) -> Resources:
@@ -126,9 +129,9 @@ class Board:
 def port_kernels(
     ports: tuple[Sequence[NetPort], Sequence[NetPort]], crossing: Collection[str], *, platform: bool
 ) -> Resources:
-    """What stands at the inputs and outputs of a stage: their ends, and kernels of their own.
+    """The kernels at the inputs and outputs of a stage.
 
-    These lead what crosses to another board over its link (``hls/link``); a platform has others
+    They lead what crosses to another board over its link (``hls/link``); a platform has others
     between memory and the rest (``hls/mover``), where the user's own stands elsewhere.
     """
     found = Resources()
@@ -136,8 +139,7 @@ def port_kernels(
         links = any(p.value in crossing for p in some)
         for use, crosses in ((p.use, p.value in crossing) for p in some):
             lanes, beat = wire_lanes(use.channels, use.dtype), PORT_BITS // bits_of(use.dtype)
-            own, words = port(lanes * bits_of(use.dtype)), BURST
-            found += own
+            words = BURST
             if crosses:
                 words = PACKET * (WINDOW if reads else 2)
             elif platform:
@@ -145,7 +147,7 @@ def port_kernels(
             else:
                 continue
             gear = regrouping(lanes, beat, use.dtype)
-            found += own + fifo_logic(PORT_BITS, words)
+            found += port(lanes * bits_of(use.dtype)) + fifo_logic(PORT_BITS, words)
             for lut in (gear, 0.0):
                 found += with_control(0.0, lut, 3, 3, 0.0, word=PORT_BITS)
             if words > SHIFT_REGISTER:
@@ -189,7 +191,7 @@ class Search:
 
     def at(self, target: int) -> StageDesign | Shortage:
         """The design for a target interval, or what it lacks."""
-        found = self._lay_out(self._demands.design(target))
+        found = self._lay_out(design := self._demands.design(target))
         if not (isinstance(found, Shortage) and found.of_memory):
             return found
         demand = self._demands.at(target)
@@ -199,7 +201,8 @@ class Search:
             blocks = {n: o.block for n, o in zip(layers, choice, strict=True) if o.block}
             return self._lay_out(self._demands.design(target, blocks))
 
-        found = demand.choose(self.board.room(self.board.limits), attempt, found)
+        room = self.board.room(self.board.limits - interface(design))
+        found = demand.choose(room, attempt, found)
         if self.movable is not None and isinstance(found, Shortage) and found.of_memory:
             found = self._least(target)  # the choice counts FIFOs on the chip that may leave it
         return found
@@ -283,27 +286,31 @@ def deep_fifos(design: StageDesign) -> tuple[Item, ...]:
     return tuple(i for s in design.streams.values() if (i := fifo_item(s)) is not None)
 
 
-def fit_design(design: StageDesign, board: Board, fifos: Sequence[Item]) -> StageDesign | Shortage:
+def fit_design(
+    design: StageDesign, board: Board, fifos: Sequence[Item], ends: Resources | None = None
+) -> StageDesign | Shortage:
     """The design with memories and memory ports placed and counted, or what it lacks.
 
     Where its memories lie so far does not matter. Its limits are the board's, or less. Deep FIFOs
-    count; those that the design does not have are only reserved.
+    count; those that the design does not have are only reserved. The ends
+    of several kernels in one are given (`memory.interface`).
     """
     ported = dataclasses.replace(design, ddr=design.ddr or ddr_ports(design))
     banked = ported if design.ddr else with_banks(ported, board.device)
     if banked is None:
         clients = f"{len(ported.ddr)} readers of DDR, more than its ports have slots or room for"
         return Shortage((clients,))
-    use = Option(items=list(fifos), ported=len({p.bank for p in banked.ddr}))
+    use = Option(items=list(fifos), ported=max(board.ported, len({p.bank for p in banked.ddr})))
     for engine in banked.engines:
         use.add(engine)
-    use.used += fifos_logic(banked.streams.values())
+    ends = ends or interface(banked)
+    use.used += fifos_logic(banked.streams.values()) + ends
     kinds = fit([use], room := board.room(design.limits))
     if isinstance(kinds, Shortage):
         return kinds
     own = {i for s in banked.streams.values() if (i := fifo_item(s)) is not None}
-    known = [(i, k) for i, k in zip(use.items, kinds, strict=True) if i.role != "fifo" or i in own]
-    found = allocate(banked, [k for _, k in known], [i for i, _ in known])
+    known = {i: k for i, k in zip(use.items, kinds, strict=True) if i.role != "fifo" or i in own}
+    found = allocate(banked, known, ends)
     beside = Resources(ddr=sum(p.bytes_per_second for p in banked.ddr))
     beside += board.controller * min(max(use.ported - 1, 0), room.controllers)
     return dataclasses.replace(found, resources=found.resources + beside)

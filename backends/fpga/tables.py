@@ -112,6 +112,12 @@ def pointers(design: StageDesign) -> list[Pointer]:
     return found + [_pointer(design, port, port.carries) for port in design.ddr if port.carries]
 
 
+def scalars(design: StageDesign) -> tuple[str, ...]:
+    """The scalar arguments of a kernel: the number of its first microbatch, frames, and so on."""
+    counts = max((p.mover.counts for p in pointers(design) if p.mover), key=len, default=())
+    return (*counts, "frames", "load_tables")
+
+
 def _pointer(design: StageDesign, port: DdrPort, carried: Port) -> Pointer:
     """Where values move through memory; sums are in float32."""
     stream, nest = design.streams[carried.stream], design.engine(port.engine).nest

@@ -32,7 +32,7 @@ class StageCycles:
         interval: Cycles from frame to frame.
         latency: Cycles from the first token in to the last token out of a frame alone.
         steady: Whether every later frame is known to repeat the last one.
-        bottleneck: The engine that waits least: its work sets the interval.
+        bottleneck: The engine that is busy longest: its work sets the interval.
         handshakes: Tokens of one frame on all streams between engines.
         engines: All engines and ports, in order.
         free_interval: Cycles from frame to frame where pipelines are free-running; in the others,

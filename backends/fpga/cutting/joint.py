@@ -18,6 +18,7 @@ from pipec.backends.fpga.engines.view import standard_order
 from pipec.backends.fpga.folding import wire_lanes
 from pipec.backends.fpga.links import Frame, link_cycles
 from pipec.backends.fpga.lowering.lower import lower
+from pipec.backends.fpga.memory import interface
 from pipec.backends.fpga.search import Board, port_kernels
 from pipec.cluster.cluster import Link, slowest_link
 from pipec.compiler.problem import build_problem
@@ -83,9 +84,10 @@ def joint_cut(
     network = lower(graph, precision, pace=pace, memory=least, own=boards[0].own)
     unit_of = dict(zip(problem.names, units.of_node.tolist(), strict=True))
     network, ports = network.at_clock(boards[0].fabric.clock_hz), (network.inputs, network.outputs)
-    kernels = port_kernels(ports, (), platform=True)  # about what any cut has at each board
-    boards = [board.beside(kernels) for board in boards]
     demands = Demands(network, precision, unit_of, units.size)
+    # about what any cut has at each board
+    kernels = port_kernels(ports, (), platform=True) + interface(demands.design(pace))
+    boards = [board.beside(kernels) for board in boards]
     chain = Chain(boards, demands, bound, free_order)
     joints = [slowest_link(links)] * len(links) if free_order and links else links
     sources = [problem.names[k] for k in problem.producer.tolist()]

@@ -7,8 +7,9 @@ from pipec.backends.fpga.cpp import comment, identifier
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.emit.headers import own_header
 from pipec.backends.fpga.engines.base import Engine
+from pipec.backends.fpga.engines.mover import MICROBATCH
 from pipec.backends.fpga.engines.parts import BURST, OUTSTANDING
-from pipec.backends.fpga.tables import on_chip, pointers, table_name
+from pipec.backends.fpga.tables import on_chip, pointers, scalars, table_name
 from pipec.backends.fpga.wire import ports_of, stream_type
 from pipec.errors import BackendError
 
@@ -34,18 +35,12 @@ def arguments(design: StageDesign) -> list[tuple[str, str]]:
     """Type and name of every argument of the top function: ports, memories, scalars."""
     found = [(f"engine::axis_stream<{p.kind}> &", p.name) for p in ports_of(design).values()]
     found += [(f"{'' if p.writes else 'const '}{p.word} *", p.name) for p in pointers(design)]
-    found += [("int ", name) for name in numbering(design)]
-    return [*found, ("int ", "frames"), ("int ", "load_tables")]
-
-
-def numbering(design: StageDesign) -> tuple[str, ...]:
-    """The scalar arguments that number the microbatch a kernel works on."""
-    return max((p.mover.counts for p in pointers(design) if p.mover), key=len, default=())
+    return found + [("int ", name) for name in scalars(design)]
 
 
 def facts(design: StageDesign) -> dict[str, Any]:
     """The facts that any template may print: of the stage, its board, ports and memory."""
-    ports, scalars = [*ports_of(design).values()], arguments(design)
+    ports, every = [*ports_of(design).values()], arguments(design)
     memory = {p.port.engine: p.name for p in pointers(design) if p.port is not None}
     return {
         "design": design,
@@ -59,9 +54,9 @@ def facts(design: StageDesign) -> dict[str, Any]:
         "outputs": [p for p in ports if not p.is_input],
         "pointers": pointers(design),
         "tables": on_chip(design),
-        "arguments": scalars,
-        "inner": [a for a in scalars if not a[1].startswith(("load_tables", "tables_"))],
-        "numbering": numbering(design),
+        "arguments": every,
+        "inner": [a for a in every if not a[1].startswith(("load_tables", "tables_"))],
+        "scalars": scalars(design),
         "headers": headers(design),
         "calls": [call_of(engine, memory.get(engine.name)) for engine in design.engines],
         "bench_call": _call(design),
@@ -97,8 +92,7 @@ def _table(engine: Engine, role: str) -> str:
 
 def _call(design: StageDesign) -> list[str]:
     """A test bench's arguments of the kernel; both ends of a FIFO in memory are one buffer."""
-    known = {"load_tables": "done == 0", "frames": "each"}
-    known |= dict(zip(numbering(design), ("first + done", "microbatches"), strict=False))
+    known = {"load_tables": "done == 0", "frames": "each", MICROBATCH: "first + done"}
     buffers: dict[str, str] = {}
     for p in pointers(design):
         shared = p.port.group if p.port and p.mover and not p.crosses else p.name

@@ -270,8 +270,7 @@ def adaptive_avg_pool_backward(emit: Emit, dy: Tensor, x: Tensor) -> Any:
     times = [n // h for n, h in zip(x.shape[2:], dy.shape[2:], strict=True)]
     if [h * k for h, k in zip(dy.shape[2:], times, strict=True)] != list(x.shape[2:]):
         return NotImplemented
-    wide = emit.call(aten.upsample_nearest2d.default, dy, list(x.shape[2:]))
-    return wide * (1 / (times[0] * times[1]))
+    return avg_pool_backward(emit, dy, x, times, times, 0, False, True, None)
 
 
 def _turn(emit: Emit, w: Tensor, groups: int) -> Tensor:

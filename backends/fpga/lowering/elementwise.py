@@ -60,9 +60,7 @@ def _steps(node: fx.Node) -> list[MapStep]:
             return [_scalar(step, value) for step, value in steps if value is not None]
         case "softplus":
             if (arguments["beta"], arguments["threshold"]) != (1, 20):
-                raise UnsupportedError(
-                    "softplus with another beta than 1 or another threshold than 20"
-                )
+                raise UnsupportedError("softplus with another beta than 1, or threshold than 20")
             return [MapStep("softplus")]
     return [MapStep(_UNARY[str(node.target)])]
 

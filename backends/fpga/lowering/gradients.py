@@ -6,7 +6,6 @@ from typing import cast
 
 from torch import fx
 
-from pipec.backends.fpga.engines.base import Use
 from pipec.backends.fpga.engines.constants import shape_of
 from pipec.backends.fpga.engines.expand import OneHot, Spread
 from pipec.backends.fpga.engines.matmul import Matmul
@@ -55,13 +54,13 @@ def convolution_backward(b: Builder, node: fx.Node) -> Results:
     dy, x = _maps(b, node, node.args[0]), _maps(b, node, node.args[1])
     stride, padding, dilation = (integers(a, 2) for a in node.args[4:7])
     window = window_of(x, dims[2:], stride, dilation, padding, (dy.h, dy.w))
-    shape = dims[0] // groups, dims[1], math.prod(dims[2:])
-    n = dy.batch * dy.h * dy.w
-    view = View.of((dims[0], dims[1], shape[2]), (0, 2, 1)).reshape(dims)
-    if groups == 1 and writes_by_rows(n, dims[0], shape[1] * shape[2]):
+    n, out, cin, taps = dy.batch * dy.h * dy.w, dims[0] // groups, dims[1], math.prod(dims[2:])
+    view = View.of((dims[0], cin, taps), (0, 2, 1)).reshape(dims)
+    if groups == 1 and writes_by_rows(n, out, cin * taps):
         return (None, _rows_of_gradient(b, node, dy, x, window, view), None)
-    uses = (x.value.use(shape[1]), dy.value.use(shape[0]))
-    return (None, _outer(b, node, uses, (n, groups, *shape), view, window), None)
+    nest, uses = Outer(n, out, taps, cin, groups=groups), (x.value.use(cin), dy.value.use(out))
+    before = None if window.trivial else window
+    return (None, b.put(nest, node, uses, view, cin, suffix="_weight", window=before), None)
 
 
 def writes_by_rows(n: int, out: int, cin: int) -> bool:
@@ -101,21 +100,6 @@ def _maps(b: Builder, node: fx.Node, arg: object) -> Maps:
     return as_maps_value(b, node, b.permute(node, maps.value, NHWC))
 
 
-def _outer(
-    b: Builder,
-    node: fx.Node,
-    inputs: tuple[Use, Use],
-    sizes: tuple[int, int, int, int, int],
-    view: View,
-    window: Swg | None = None,
-) -> Value:
-    """A weight gradient of inputs x, dy; sizes: vectors, groups, outputs, inputs, taps."""
-    n, groups, out, cin, taps = sizes
-    window = None if window is None or window.trivial else window
-    nest = Outer(n, out, taps, cin, groups=groups)
-    return b.put(nest, node, inputs, view, cin, suffix="_weight", window=window)
-
-
 def matrix_gradient(b: Builder, node: fx.Node, dy: Value, x: Value) -> Value | None:
     """``dy @ x`` of ``[out, n] @ [n, in]`` where n is outermost in both streams; else None.
 
@@ -129,7 +113,7 @@ def matrix_gradient(b: Builder, node: fx.Node, dy: Value, x: Value) -> Value | N
     if not kept or writes_by_rows(n, out, cin):
         return None
     uses, view = (x.use(cin), dy.use(out)), View.of((out, cin), (0, 1))
-    return _outer(b, node, uses, (n, 1, out, cin, 1), view)
+    return b.put(Outer(n, out, 1, cin), node, uses, view, cin, suffix="_weight")
 
 
 @lowers("pipec_fpga.apart.default")

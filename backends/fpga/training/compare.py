@@ -95,14 +95,9 @@ def compare_updates(
         for n in sums:
             rounding = 2 * torch.finfo(step[n].dtype).eps * float(step[n].abs().max())
             added = compare(
-                new[n] - before[n],
-                step[n] - before[n],
-                tolerance,
-                name=n,
-                kind="update",
-                stage=stage.index,
-                floor=rounding / tolerance,
-            )
+                new[n] - before[n], step[n] - before[n], tolerance, name=n, kind="update",
+                stage=stage.index, floor=rounding / tolerance,
+            )  # fmt: skip
             found.append(added)
         before = step
     return found

@@ -33,7 +33,7 @@ from pipec.backends.fpga.engines.parts import Memory, Resources
 from pipec.backends.fpga.engines.route import Fork
 from pipec.backends.fpga.fifo import MIN_DEPTH, add_latency, busiest, deepen_fifos
 from pipec.backends.fpga.lowering.lower import lower
-from pipec.backends.fpga.memory import Item, allocate, logic
+from pipec.backends.fpga.memory import Item, allocate, interface
 from pipec.backends.fpga.search import Board, Search, deep_fifos, fit_design
 from pipec.backends.fpga.training.movers import (
     Place,
@@ -148,7 +148,7 @@ def make_saved_kernel(
         limits=forward.limits,
         interval=max(map(busy_cycles, engines.values())),
     )
-    return add_latency(allocate(design, [f.memory for f in kept], [f.item for f in kept]))
+    return add_latency(allocate(design, {f.item: f.memory for f in kept}, interface(design)))
 
 
 PREFIX = {"F": "f_", "B": "b_"}
@@ -225,7 +225,7 @@ def kernels_on(
 
         Where memory is slower than engines, slower engines leave it less to move.
         """
-        whole = fit_design(design, board, fifos)
+        whole = fit_design(design, board, fifos, interface(*split(design)))
         if isinstance(whole, Shortage):
             return whole
         found: StageDesign | Shortage
@@ -250,8 +250,7 @@ def kernels_on(
             raise
     found, features = min(tried, key=lambda each: each[0].interval)
     forward, backward = (
-        _part(found, f"{name}_{suffix}", PREFIX[phase])
-        for phase, suffix in (("F", "forward"), ("B", "backward"))
+        add_latency(dataclasses.replace(p, interval=busiest(p)[0])) for p in split(found)
     )
     between = make_saved_kernel(forward, features, f"{name}_saved")
     return Kernels(forward, backward, found.interval, features, between)
@@ -265,16 +264,15 @@ def _complete(
     moved = with_slots(moving, board.device)
     if moved is None:
         return Shortage(("time slots of memory ports: readers of weights leave too few",))
-    # the kernel in between takes room too
-    kept = [f for f in features if f.on_chip]
-    between, waiting = sum((logic(f.keep) for f in kept), Resources()), [f.item for f in kept]
-    moved = dataclasses.replace(moved, limits=board.beside(between).limits)
-    least = fit_design(moved, board, waiting)
+    if between := make_saved_kernel(whole, features, whole.name):  # it takes room too
+        moved = dataclasses.replace(moved, limits=board.beside(between.resources).limits)
+    ends = interface(*split(moved))
+    least = fit_design(moved, board, (), ends)
     if isinstance(least, Shortage):
         return least
     slotted = with_rings(deepen_fifos(moved, [f.value for f in features]))
     slotted = dataclasses.replace(slotted, interval=max(slotted.interval, whole.interval))
-    return fit_design(slotted, board, [*deep_fifos(slotted), *waiting])
+    return fit_design(slotted, board, deep_fifos(slotted), ends)
 
 
 def _reset_fifos(design: StageDesign) -> StageDesign:
@@ -293,6 +291,11 @@ _OUTPUT = re.compile(r"^out_[0-9]+_")
 """The text before the prefix in the name of a width converter at an output."""
 
 
+def split(whole: StageDesign) -> list[StageDesign]:
+    """F and B of both in one."""
+    return [_part(whole, f"{whole.name}_{n}", n[0] + "_") for n in ("forward", "backward")]
+
+
 def _part(whole: StageDesign, name: str, prefix: str) -> StageDesign:
     """The engines of one kernel, with their streams and ports."""
     engines = tuple(e for e in whole.engines if _OUTPUT.sub("", e.name).startswith(prefix))
@@ -306,6 +309,6 @@ def _part(whole: StageDesign, name: str, prefix: str) -> StageDesign:
         inputs=tuple(p for p in whole.inputs if p.node.startswith(prefix)),
         outputs=tuple(p for p in whole.outputs if p.node.startswith(prefix)),
         ddr=tuple(p for p in whole.ddr if p.engine in names),
-        resources=sum((e.resources for e in engines), Resources()),
     )
-    return add_latency(dataclasses.replace(found, interval=busiest(found)[0]))
+    used = sum((e.resources for e in engines), interface(found))
+    return dataclasses.replace(found, resources=used)

@@ -63,13 +63,10 @@ def masks_of(forward: Graph, draws: Draws | None) -> tuple[Mask, ...]:
     """
     random = [n for n in forward.calls if is_random(n)]
     numbers = range(len(random)) if draws is None else draws
-    dropped = [(k, n) for k, n in zip(numbers, random, strict=True) if _is_dropout(n)]
     return tuple(
-        Mask(
-            _name(n), k, float(cast("float", n.args[1])), tuple(tensor(n.all_input_nodes[0]).shape)
-        )
-        for k, n in dropped
-        if k is not None
+        Mask(_name(n), k, cast("float", n.args[1]), tuple(tensor(n.all_input_nodes[0]).shape))
+        for k, n in zip(numbers, random, strict=True)
+        if k is not None and _is_dropout(n)
     )
 
 

@@ -179,8 +179,7 @@ class TrainedRunner:
     def _parameter(self, image: Any, part: Slice) -> Tensor:
         wire = self._sums[part.parameter]
         count = wire.stream.tokens * wire.stream.lanes
-        tokens = image[part.first : part.first + part.rows].reshape(-1)[:count]
-        return wire.tensor(tokens)
+        return wire.tensor(image[part.first : part.first + part.rows].reshape(-1)[:count])
 
     @property
     def _sums(self) -> dict[str, Wire]:

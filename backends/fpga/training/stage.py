@@ -8,7 +8,7 @@ from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.designs import board_of, cache_last, device_of, link_behind, types_of
 from pipec.backends.fpga.engines.network import Network
 from pipec.backends.fpga.engines.parts import Memory
-from pipec.backends.fpga.memory import allocate, items_of
+from pipec.backends.fpga.memory import allocate, interface, items_of
 from pipec.backends.fpga.search import Board, bind_to
 from pipec.backends.fpga.timing import stage_timing
 from pipec.backends.fpga.training.kernels import Kernels, kernels_on, networks_of
@@ -95,9 +95,12 @@ def make_stage(
     count, clock = ROW * (parameters[-1].first + parameters[-1].rows), board.fabric.clock_hz
     kernel = with_movers(update_kernel(count, board.limits.ddr / clock), UPDATED)
     kernel = bind_to(kernel, board, f"{name}_update")
-    items = [item for e in kernel.engines for item in items_of(e)]
-    update = allocate(kernel, [Memory.LUT] * len(items), items)  # it is small
-    kernels = kernels_on(networks, board.beside(update.resources), name, phases, sets)
+    kernel = with_slots(kernel, board.device) or kernel
+    kinds = {item: Memory.LUT for e in kernel.engines for item in items_of(e)}  # it is small
+    update = allocate(kernel, kinds, interface(kernel))
+    beside = board.beside(update.resources)
+    beside = dataclasses.replace(beside, ported=len({p.bank for p in kernel.ddr}))
+    kernels = kernels_on(networks, beside, name, phases, sets)
     banks = {p.group: p.bank for p in kernels.B.ddr if p.group == SUMS}
     slotted = with_slots(update, board.device, banks)
     if slotted is None:
@@ -128,18 +131,15 @@ def _timing(plan: Plan, k: int, stage: TrainedStage) -> StageTiming:
     known = len(gradient_name(""))
     back = ((gradient_of(value[known:]), seconds) for value, seconds in backward.link_seconds)
     slower = max(forward, backward, key=lambda t: t.interval_seconds)
-    slot, bottleneck = stage.slot_seconds, slower.bottleneck
-    if kernels.interval > max(kernels.F.interval, kernels.B.interval):
-        bottleneck = "values in memory between F, B and the update"
-    if slower.interval_seconds > slot:
-        slot, bottleneck = slower.interval_seconds, slower.bottleneck
+    in_memory = stage.slot_seconds > slower.interval_seconds
+    bottleneck = "values in memory between F, B and the update" if in_memory else slower.bottleneck
     return StageTiming(
         interval_seconds=forward.interval_seconds,
         latency_seconds=forward.latency_seconds,
         bottleneck=bottleneck,
         memory_bytes=forward.memory_bytes + backward.memory_bytes,
         backward_seconds=backward.interval_seconds,
-        together_seconds=slot,
+        together_seconds=max(stage.slot_seconds, slower.interval_seconds),
         step_seconds=0.0 if stage.update is None else stage.update.interval_seconds,
         notes=(*forward.notes, *backward.notes, *_notes(stage, device)),
         link_seconds=(*forward.link_seconds, *back),

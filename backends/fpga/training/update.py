@@ -96,7 +96,6 @@ UPDATED = {
 }
 """Ports of the update to the buffers in memory; the new values may overwrite the old ones."""
 
-
 _LAYERS = (
     ("decayed", ("in_w",), "decay", 1.0),
     ("total", ("in_gradient", "decayed"), "scale", 1.0),

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipec.backends.fpga.cycles import latency_of, network_of, simulate_design
+from pipec.backends.fpga.cycles import cycles_of, latency_of, network_of, simulate_design
 from pipec.backends.fpga.engines.base import busy_cycles, nest_table
 from pipec.backends.fpga.engines.gear import Dwc
 from pipec.backends.fpga.engines.map import Map
@@ -18,7 +18,7 @@ from pipec.backends.fpga.engines.swg import Swg
 from pipec.backends.fpga.engines.tiles import ceil_div
 from pipec.backends.fpga.engines.vvu import Vvu
 from pipec.backends.fpga.engines.window import image_cycles, image_rows, line_of
-from pipec.backends.fpga.fifo import size_fifos
+from pipec.backends.fpga.fifo import busiest, size_fifos
 from pipec.backends.fpga.folding import design_at
 from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.runs import Loop, Run, cycles, tokens
@@ -251,6 +251,15 @@ def test_sized_fifos_reach_the_busiest_engine(name: str) -> None:
         design = size_fifos(design_at(network, target))
         assert simulate_stage(design, 4).interval == design.interval
         assert latency_of(*network_of(design)) == pytest.approx(design.latency, rel=0.25)
+
+
+@pytest.mark.parametrize(("name", "target"), [("resnet", 1_500), ("excite", 500)])
+def test_closed_forms_and_simulation_call_the_same_engine_slowest(name: str, target: int) -> None:
+    """Of several that are busy all the time."""
+    design = size_fifos(design_at(lower(graph_of(*made(name))), target))
+    longest, slowest = busiest(design)
+    assert sum(busy_cycles(engine) == longest for engine in design.engines) > 1
+    assert cycles_of(design).bottleneck == slowest
 
 
 def test_simulated_designs_say_so() -> None:
