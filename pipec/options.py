@@ -50,7 +50,8 @@ def parse_one(text: str, failure: Failure, *, where: str = "") -> tuple[str, dic
         found, equals, value = piece.partition("=")
         if equals and "{" not in found:
             if found in options:
-                raise failure("an option is named twice", where=where or text, got=found)
+                where = where or text
+                raise failure("an option is named twice", where=where, got=found, want="each once")
             key = found
             options[key] = value
         elif key and after_comma:

@@ -17,7 +17,8 @@ from pathlib import Path
 
 import click
 
-from benchmarks.rtl.cases import Case, cases
+from benchmarks.rtl.case import Case
+from benchmarks.rtl.cases import cases
 from benchmarks.rtl.compare import compare
 from benchmarks.rtl.finn import lines
 from benchmarks.rtl.rigid import prices

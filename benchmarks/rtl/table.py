@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from benchmarks.rtl.cases import Case
+from benchmarks.rtl.case import Case
 from benchmarks.rtl.compare import Comparison
 from benchmarks.rtl.style import Style
 from benchmarks.rtl.tile import Tile

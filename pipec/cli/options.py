@@ -221,7 +221,12 @@ def parse_shapes(texts: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
     found: dict[str, tuple[int, ...]] = {}
     for name, numbers in parse_assignments(texts, "--shape").items():
         if any(not float(n).is_integer() or n < 0 for n in numbers):
-            raise FrontendError("--shape wants whole numbers", where=name, got=list(numbers))
+            raise FrontendError(
+                "a shape cannot be read",
+                where=f"--shape {name}",
+                got=list(numbers),
+                want="whole numbers of at least 0",
+            )
         found[name] = tuple(int(n) for n in numbers)
     return found
 

@@ -24,7 +24,7 @@ from pipec.frontends.base import (
 from pipec.frontends.culprits import culprits
 from pipec.frontends.factory import FactoryResult, as_loss, call_factory, call_loss, is_factory
 from pipec.frontends.leaves import Call, write_value
-from pipec.frontends.trace import MODEL, Flat, Loss, trace
+from pipec.frontends.trace import MODEL, Flat, Loss, check_loss, trace
 from pipec.graph.ir import MEMORY, Source
 from pipec.graph.tensor_type import has_data, weights_digest
 
@@ -153,13 +153,7 @@ def _own_loss(outputs: object) -> object:
     loss = getattr(outputs, "loss", outputs)
     if isinstance(outputs, Mapping) and "loss" in outputs:
         loss = outputs["loss"]
-    if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point():
-        raise NoLossError(
-            "the loss is not one floating point number",
-            got=f"{loss.dtype}{list(loss.shape)}" if isinstance(loss, Tensor) else type(loss),
-            hint="let the factory return a loss as its third part",
-        )
-    return loss
+    return check_loss(loss, NoLossError, "let the factory return a loss as its third part")
 
 
 def _arguments(

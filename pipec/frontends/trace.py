@@ -87,12 +87,18 @@ class Loss:
             loss = self.fn(outputs, **dict(zip(self.inputs, targets, strict=True)))
         else:
             loss = self.fn(outputs, *targets)
-        if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point():
-            raise FrontendError(
-                "the loss is not one floating point number",
-                got=f"{loss.dtype}{list(loss.shape)}" if isinstance(loss, Tensor) else type(loss),
-            )
-        return loss
+        return check_loss(loss, FrontendError, "reduce it: loss.mean(), or reduction='mean'")
+
+
+def check_loss(loss: object, failure: type[FrontendError], hint: str) -> Tensor:
+    """A loss that can be differentiated; ``failure`` with this hint where it is none."""
+    if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point():
+        raise failure(
+            "the loss is not one floating point number",
+            got=f"{loss.dtype}{list(loss.shape)}" if isinstance(loss, Tensor) else type(loss),
+            hint=hint,
+        )
+    return loss
 
 
 @dataclass

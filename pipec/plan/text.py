@@ -105,7 +105,8 @@ def plan_from_text(text: str, cluster: Cluster, *, allowed: Collection[str] = ()
             write_manifest(record, Path(folder))
             return load_plan(Path(folder), allowed=allowed)
     except (ValueError, OSError, TypeError, AttributeError, RecursionError) as error:
-        raise PlanError("no text of a plan or graph", got=error) from error
+        hint = "pipec opt DIRECTORY -o FILE.txt writes the text of a plan"
+        raise PlanError("no text of a plan or graph", got=error, hint=hint) from error
 
 
 def _split(folder: Path, name: str, text: str) -> None:

@@ -261,6 +261,7 @@ def stages_on(name: str, devices: int, microbatches: int) -> int:
     raise ScheduleError(
         f"no number of stages of {name} fills the devices",
         got=f"{devices} devices, {microbatches} microbatches{reason and f': {reason}'}",
+        hint="pipec schedule lists the schedules and their options",
     )
 
 

@@ -1,7 +1,7 @@
 """What a new user does wrong, one row each: nothing is silent, nothing is a traceback.
 
-Every row must end with a status other than 0 and one message without a traceback; nine of ten must
-name a next step: a hint, what is wanted, near names, or the usage.
+Every row must end with a status other than 0 and one message without a traceback, which names a
+next step: a hint, what is wanted, near names, or the usage.
 """
 
 import json
@@ -374,6 +374,7 @@ run onnx --data net.py:tensor
 """.strip().splitlines()
 NEW = [*CODE, *(f"compile mlp.onnx --cluster {n}.toml" for n in CLUSTERS), *HARMED, *RUNS, *OTHERS]
 ALL = [*PATHS, *PLANS, *TYPOS, *NEW]
+WITHOUT = ("report empty -o",)  # what the library of the command line says suffices
 
 
 OTHER_TRACE = {"traceEvents": [
@@ -450,11 +451,7 @@ def test_a_mistake_is_told_in_one_message(
     monkeypatch.chdir(folder)
     told = _told(pipec, line)
     assert len(told.splitlines()) <= 24
-    if not NEXT.search(told):
-        WITHOUT.append(line)
-
-
-WITHOUT: list[str] = []
+    assert line in WITHOUT or NEXT.search(told)
 
 
 @pytest.mark.parametrize("line", ["passes", "schedule", "examples", "devices", "inspect infer"])
@@ -497,10 +494,6 @@ def test_inspect_draws_the_timeline_of_the_plan(
     drawn = [e for e in json.loads(trace.read_text())["traceEvents"] if e.get("cat") == "F"]
     assert {e["args"]["stage"] for e in drawn} == {0, 1}
     assert len(drawn) == 2 * 8  # every stage, every microbatch
-
-
-def test_nine_of_ten_name_a_next_step() -> None:
-    assert len(WITHOUT) <= 0.1 * len(ALL), WITHOUT
 
 
 def test_there_are_enough_of_them() -> None:

@@ -147,7 +147,8 @@ def _read_npz(path: Path, graph: Graph) -> list[dict[str, Tensor]]:
         with np.load(path) as file:
             arrays = {name: file[name] for name in file.files}
     except (OSError, ValueError, BadZipFile) as error:
-        raise BackendError("calibration data cannot be read", where=path, got=error) from error
+        what, want = "calibration data cannot be read", "an .npz file with an array for each input"
+        raise BackendError(what, where=path, got=error, want=want) from error
     columns = {}
     for name, like in inputs_of(graph).items():
         if name not in arrays:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.rtl.cases import sample_cases
+from benchmarks.rtl.stages import sample_cases
 from benchmarks.rtl.units import round_nest
 from pipec.backends.fpga import engines
 from pipec.backends.fpga.engines.base import Nest

@@ -13,12 +13,14 @@ import pytest
 from click.testing import CliRunner
 
 from benchmarks.rtl.__main__ import wrong_values
-from benchmarks.rtl.cases import Case, cases, sample_cases
+from benchmarks.rtl.case import Case
+from benchmarks.rtl.cases import cases
 from benchmarks.rtl.compare import Comparison, compare
 from benchmarks.rtl.finn import MEASURED
 from benchmarks.rtl.generate import quiet_limit, stage_verilog, write_reference
 from benchmarks.rtl.simulate import Bench, Observed, Simulator, run_benches
 from benchmarks.rtl.stage import main
+from benchmarks.rtl.stages import sample_cases
 from benchmarks.rtl.style import Style
 from benchmarks.rtl.tile import Tile
 from pipec.backends.fpga.engines.swg import Swg
