@@ -7,7 +7,7 @@ from pipec.backends.fpga.cpp import comment, identifier
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.emit.headers import own_header
 from pipec.backends.fpga.engines.base import Engine
-from pipec.backends.fpga.engines.mover import MICROBATCH
+from pipec.backends.fpga.engines.mover import Mover
 from pipec.backends.fpga.engines.parts import BURST, OUTSTANDING
 from pipec.backends.fpga.tables import on_chip, pointers, scalars, table_name
 from pipec.backends.fpga.wire import ports_of, stream_type
@@ -92,7 +92,7 @@ def _table(engine: Engine, role: str) -> str:
 
 def _call(design: StageDesign) -> list[str]:
     """A test bench's arguments of the kernel; both ends of a FIFO in memory are one buffer."""
-    known = {"load_tables": "done == 0", "frames": "each", MICROBATCH: "first + done"}
+    known = {"load_tables": "done == 0", "frames": "each", Mover.counts[0]: "first + done"}
     buffers: dict[str, str] = {}
     for p in pointers(design):
         shared = p.port.group if p.port and p.mover and not p.crosses else p.name
