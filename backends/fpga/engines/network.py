@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import fx
 
@@ -190,7 +191,9 @@ class Builder:
             UnsupportedError: It is a constant where a stream is needed.
         """
         if not isinstance(node, fx.Node) or node not in self.values:
-            raise UnsupportedError(f"argument {node} is not a stream")
+            constant = not isinstance(node, fx.Node) or node in self.constants
+            kind = "a constant" if constant else "a truth value, which only a choice reads"
+            raise UnsupportedError(f"its operand {node} is {kind}; wanted is a stream of numbers")
         padding = self.values[node].padding
         if padding is not None and (around is None or padding.number != max(around, LOWEST)):
             self.values[node] = self.border(self, node, self.values[node])
@@ -201,15 +204,15 @@ class Builder:
         return isinstance(node, fx.Node) and node not in self.constants
 
     def number(self, node: object) -> float:
-        """The number that an argument is, a constant of one element too.
+        """The number that an argument is, a constant of equal elements too.
 
         Raises:
             UnsupportedError: It is none.
         """
-        if isinstance(node, fx.Node) and math.prod(shape_of(node)) == 1:
-            node = self.constants.value(node).item()
+        if isinstance(node, fx.Node) and np.unique(known := self.constants.value(node)).size == 1:
+            node = known.flat[0].item()
         if not isinstance(node, int | float) or math.isnan(node):
-            raise UnsupportedError(f"the constant operand {node}, which is no number")
+            raise UnsupportedError(f"its operand {node} is a constant; wanted is one number")
         return float(node)
 
     def add(self, layer: Layer) -> str:

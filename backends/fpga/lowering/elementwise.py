@@ -142,19 +142,14 @@ def affine(b: Builder, node: fx.Node, x: object, scale: Table | None, shift: Tab
     affine steps before it; else two steps of a MAP.
     """
     value, before = b.value(x), b.sole_layer(x)
-    if before is not None and isinstance(before.nest, Mvu | Vvu):
-        lead = _outputs(before.nest)
+    if before is not None and isinstance(nest := before.nest, Mvu | Vvu):
+        lead = (nest.groups, nest.rows) if isinstance(nest, Mvu) else (nest.channels,)
         if before.clamp == UNCLAMPED and math.prod(lead) == value.channels:
             b.layers[before.name] = _absorb(before, lead, scale, shift)
             return value.reshape(shape_of(node))
     elif before is not None and _joins(b, before, value, compose_steps(before.steps, scale, shift)):
         return value.reshape(shape_of(node))
     return chain(b, node, x, list(compose_steps((), scale, shift)))
-
-
-def _outputs(nest: Mvu | Vvu) -> tuple[int, ...]:
-    """Channels of a pixel: groups and those of each, or all."""
-    return (nest.groups, nest.rows) if isinstance(nest, Mvu) else (nest.channels,)
 
 
 def _absorb(layer: Layer, lead: tuple[int, ...], scale: Table | None, shift: Table | None) -> Layer:

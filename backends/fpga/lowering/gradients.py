@@ -13,11 +13,12 @@ from pipec.backends.fpga.engines.network import Builder, UnsupportedError, Value
 from pipec.backends.fpga.engines.outer import Outer
 from pipec.backends.fpga.engines.poolgrad import ArgMax, Scatter
 from pipec.backends.fpga.engines.swg import Swg
-from pipec.backends.fpga.engines.view import View
+from pipec.backends.fpga.engines.view import View, standard_order
 from pipec.backends.fpga.lowering.elementwise import two_streams
 from pipec.backends.fpga.lowering.maps import NHWC, Maps, as_maps, as_maps_value, window_of
 from pipec.backends.fpga.lowering.norms import element_table, rows_through
 from pipec.backends.fpga.lowering.pooling import max_pool_value, max_window
+from pipec.backends.fpga.lowering.shapes import constant_stream
 from pipec.graph.arguments import bind
 
 Results = tuple[Value | None, ...]
@@ -38,6 +39,8 @@ def gradient(b: Builder, node: fx.Node) -> Value:
         raise UnsupportedError(f"the gradient of a threshold at {node.args[2]}")
     if op == "gelu_grad" and bind(node)["approximate"] == "tanh":
         op = "gelu_tanh_grad"
+    if not b.is_stream(dy):  # that of a mean, or a sum
+        b.values[dy] = constant_stream(b, dy, standard_order(shape_of(dy)))
     return two_streams(b, node, op, dy, y)
 
 
@@ -82,14 +85,12 @@ def _rows_of_gradient(
     read, columns = x.value, taps * x.channels
     if not window.trivial:
         rows = View.of((n * taps, x.channels), (0, 1))
-        uses = (read.use(x.channels),)
-        read = b.put(window, node, uses, rows, x.channels, suffix="_windows")
+        read = b.put(window, node, (read.use(x.channels),), rows, x.channels, suffix="_windows")
     sizes = (n, taps, x.channels)
     nest = Matmul(1, dy.channels, 1, 1, columns, 1, n, b_sizes=sizes, b_roles=("k", "n", "n"))
     operands, matrix = (turned.use(n), read.use(x.channels)), (dy.channels, columns)
     found = b.put(nest, node, operands, View.of(matrix, (0, 1)), columns, suffix="_weight")
-    count = view.numel // x.channels
-    return dataclasses.replace(found, view=view, rows=count, channels=x.channels)
+    return dataclasses.replace(found, view=view, rows=view.numel // x.channels, channels=x.channels)
 
 
 def _maps(b: Builder, node: fx.Node, arg: object) -> Maps:
@@ -122,8 +123,7 @@ def spread(b: Builder, node: fx.Node) -> Value:
     maps, shape = _maps(b, node, node.args[0]), shape_of(node)
     (h, w), (sh, sw) = shape[2:], integers(node.args[1], 2)
     nest = Spread(maps.batch, h, w, maps.channels, 1, sh, sw)
-    uses, view = (maps.value.use(maps.channels),), View.of(shape, NHWC)
-    return b.put(nest, node, uses, view, shape[1])
+    return b.put(nest, node, (maps.value.use(maps.channels),), View.of(shape, NHWC), shape[1])
 
 
 @lowers("aten.max_pool2d_with_indices.default")
@@ -147,9 +147,8 @@ def max_pool_with_indices(b: Builder, node: fx.Node) -> Results:
 def max_pool_backward(b: Builder, node: fx.Node) -> Value:
     """``(dy, x, kernel, stride, padding, dilation, ceil_mode, indices)``."""
     dy, at = _maps(b, node, node.args[0]), _maps(b, node, node.args[7])
-    kernel = integers(node.args[2], 2)
+    kernel, padding, dilation = (integers(node.args[k], 2) for k in (2, 4, 5))
     stride = integers(node.args[3] or kernel, 2)
-    padding, dilation = integers(node.args[4], 2), integers(node.args[5], 2)
     if dilation != (1, 1):
         raise UnsupportedError(f"the gradient of a max pooling with dilation {dilation}")
     n, c, h, w = shape = shape_of(node)
@@ -162,13 +161,11 @@ def max_pool_backward(b: Builder, node: fx.Node) -> Value:
 @lowers("pipec_fpga.one_hot.default")
 def one_hot(b: Builder, node: fx.Node) -> Value:
     """``(classes, count, ignored)``, in floating point."""
-    value = b.value(node.args[0])
-    shape = shape_of(node)
+    value, shape = b.value(node.args[0]), shape_of(node)
     if len(shape) != 2:
         raise UnsupportedError(f"one-hot rows of a rank {len(shape) - 1} tensor")
     nest = OneHot(*shape, ignored=bind(node)["ignored"])
-    view = View.of(shape, (0, 1))
-    return b.put(nest, node, (value.use(1),), view, shape[1], dtype=b.precision)
+    return b.put(nest, node, (value.use(1),), View.of(shape, (0, 1)), shape[1], dtype=b.precision)
 
 
 _ROW_GRADIENTS = {

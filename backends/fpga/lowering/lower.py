@@ -33,12 +33,15 @@ from pipec.backends.fpga.lowering.types import OwnTypes, set_types
 from pipec.backends.fpga.lowering.written import decompose
 from pipec.backends.fpga.numbers import Int8
 from pipec.errors import BackendError
-from pipec.graph.ir import Graph, InputKind, op_name, origin, tensor, tensors
+from pipec.graph.ir import Graph, InputKind, OutputKind, op_name, origin, tensor, tensors
 from pipec.graph.quantised import QUANTISED
 
 _HINT_QUANTISED = (
     "of quantised files, --precision int8 takes those that onnxruntime's quantize_static writes:"
     " 8 bits, one scale per activation, scales that are known at compile time"
+)
+_HINT_TRAINING = (
+    "write the model or its loss with others (docs/fpga_training.md), or --target torch"
 )
 
 
@@ -88,12 +91,14 @@ def lower(
             ports = (_widen(p, layers) if p.value in names else p for p in inputs)
             network = Network(layers, tuple(ports), tuple(outputs), builder.named)
             return set_types(network, builder, own, types or {}) if own else network
-    lines = "".join(f"\n    {p}" for p in problems[:20])
     raise BackendError(
         f"{len(problems)} node(s) have no FPGA engine",
-        got=lines,
+        got="".join(f"\n    {p}" for p in problems[:20]),
+        want="operations with an engine",
         hint=_HINT_QUANTISED
         if any(n.target in QUANTISED for n in graph.calls)
+        else _HINT_TRAINING
+        if graph.outputs_of(OutputKind.LOSS, OutputKind.GRADIENT, OutputKind.WEIGHT_GRADIENT)
         else "cut these nodes onto another target, or replace the op in the model",
     )
 

@@ -221,6 +221,33 @@ def padded() -> Graph:
     return _traced(net, tokens, functional.mse_loss, torch.randn(2, 3, 4))
 
 
+def quantile() -> Graph:
+    """Losses of quantiles and of margins, whose gradients are chosen among numbers."""
+
+    def loss(y: Tensor, target: Tensor) -> Tensor:
+        off = target - y
+        return torch.maximum(0.9 * off, -0.1 * off).mean() + functional.relu(1.0 - off).mean()
+
+    net = nn.Sequential(nn.Linear(7, 9), nn.Tanh(), nn.Linear(9, 5))
+    return _traced(net, torch.randn(12, 7), loss, torch.randn(12, 5))
+
+
+def margin() -> Graph:
+    """A loss that boards do not train with."""
+    net, classes = nn.Linear(8, 4), torch.tensor([0, 1, 2])
+    return _traced(net, torch.randn(3, 8), functional.multi_margin_loss, classes)
+
+
+def masked() -> Graph:
+    """A loss whose comparison the backward reads again."""
+
+    def loss(y: Tensor, target: Tensor) -> Tensor:
+        off = target - y
+        return torch.where(target > y, 0.9 * off, -0.1 * off).mean()
+
+    return _traced(nn.Linear(8, 4), torch.randn(3, 8), loss, torch.randn(3, 4))
+
+
 def by_frequency() -> Graph:
     """What boards do not train with."""
     tokens = torch.tensor([[1, 2, 0], [2, 4, 2]])
@@ -265,6 +292,7 @@ MODELS: dict[str, Callable[[], Graph]] = {
     "deep": deep,
     "dropout": dropout,
     "corners": corners,
+    "quantile": quantile,
     "last": last,
     "dilated": dilated,
     "padded": padded,

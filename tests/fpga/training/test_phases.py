@@ -139,6 +139,7 @@ def kernels_checked(name: str, tmp_path: Path) -> list[StageDesign]:
         "causal",
         "dropout",
         "corners",
+        "quantile",
         "last",
         "dilated",
         "padded",

@@ -44,7 +44,17 @@ from pipec.plan.store import load_plan
 from pipec.schedule.action import ActionKind
 from pipec.schedule.in_flight import in_flight
 from tests.fpga.design.staged import within
-from tests.fpga.training.models import by_frequency, cnn, dropout, example, forgetful, mlp, resnet
+from tests.fpga.training.models import (
+    by_frequency,
+    cnn,
+    dropout,
+    example,
+    forgetful,
+    margin,
+    masked,
+    mlp,
+    resnet,
+)
 from tests.trained import trained_mlp
 
 
@@ -339,6 +349,24 @@ def test_update_kernel_is_as_wide_as_memory_feeds() -> None:
 def test_an_op_without_engine_is_named(model: Callable[[], Graph], op: str) -> None:
     with pytest.raises(BackendError, match=op):
         make_plan(model(), parse_cluster("1xvcu118"), "fpga")
+
+
+@pytest.mark.parametrize(
+    ("model", "node", "lacks"),
+    [
+        (margin, "aten.gather.default multi_margin_loss", "no engine computes this op"),
+        (masked, "aten.gt.Tensor gt", "its operand gt is a truth value, which only a choice reads"),
+    ],
+)
+def test_a_loss_that_boards_do_not_train_with_is_refused_in_full(
+    model: Callable[[], Graph], node: str, lacks: str
+) -> None:
+    with pytest.raises(BackendError) as found:
+        make_plan(model(), parse_cluster("1xvcu118"), "fpga")
+    assert node in str(found.value.got)
+    assert lacks in str(found.value.got)
+    assert found.value.want == "operations with an engine"
+    assert str(found.value.hint).startswith("write the model or its loss with others")
 
 
 def test_the_host_draws_the_masks_of_dropout(tmp_path: Path) -> None:
