@@ -197,12 +197,14 @@ def test_make_plays_the_golden_frame(encoder: tuple[Plan, Path, str], tmp_path: 
     assert "FAILED" in done.stdout
 
 
+@pytest.mark.usefixtures("compiled_for_users")
 def test_sanitizers_find_nothing_and_older_standards_compile(
     encoder: tuple[Plan, Path, str], tmp_path: Path
 ) -> None:
     _, directory, _ = encoder
     stage = shutil.copytree(next(directory.glob("stage2_*")), tmp_path / "stage2")
-    done = told(["make", "-s", "asan"], stage)
+    flags = " ".join(("-std=c++17", "-O0", *csim_build.FLAGS))
+    done = told(["make", "-s", "asan", f"CXXFLAGS={flags}"], stage)
     assert (done.returncode, done.stderr) == (0, "")
     older = ["g++", "-std=c++14", "-fsyntax-only", *csim_build.FLAGS, *csim_build.INCLUDES]
     done = told([*older, *csim_build.SOURCES], stage)

@@ -25,6 +25,8 @@ from pipec.backends.fpga.engines.tiles import ceil_div
 from pipec.backends.fpga.engines.vvu import Vvu
 from tests.fpga.emit.harness import Array, Case, check, design_of, rng
 
+pytestmark = pytest.mark.usefixtures("compiled_for_users")
+
 
 def tiles(weight: Array, pe: int, simd: int, kp: int = 1) -> Array:
     """[groups][rows][taps][channels] -> [groups][nf][sf][simd][pe], zeros where it overhangs."""

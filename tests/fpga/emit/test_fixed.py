@@ -71,6 +71,7 @@ def exactly(steps: list[Step], x: Fraction, y: Fraction, t: Fraction) -> Fractio
 
 
 @pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.usefixtures("compiled_for_users")
 def test_chains_are_exact_and_rounded_once(dtype: str, tmp_path: Path) -> None:
     width, integer = parse_fixed(dtype) or (0, 0)
     rng = Random(width)

@@ -20,6 +20,7 @@ from pipec.backends.fpga.engines.mvu import Mvu
 from pipec.backends.fpga.fifo import size_fifos
 from pipec.backends.fpga.folding import design_at
 from pipec.backends.fpga.lowering.lower import lower
+from pipec.backends.fpga.toolchain import compile_cached
 from pipec.cluster.cluster import parse_cluster
 from pipec.cluster.presets import preset
 from pipec.compiler.driver import emit, make_plan
@@ -32,8 +33,13 @@ FLAGS = "-std=c++17 -O0 -Wall -Wextra -Werror -Wno-unknown-pragmas -ffp-contract
 FRAMES, LIMIT = 5, 120.0
 
 
-def build(stage: Path) -> Path:
-    command = ["make", "-s", "build/host-sim", f"CXXFLAGS={FLAGS}"]
+LIBRARY = ("algorithm", "chrono", "condition_variable", "deque", "fstream", "functional", "map",
+           "memory", "set", "stdexcept", "string", "thread", "vector")  # fmt: skip
+
+
+def build(stage: Path, **words: str) -> Path:
+    given = {"CXXFLAGS": FLAGS} | words
+    command = ["make", "-s", "build/host-sim", *(f"{k}={v}" for k, v in given.items())]
     done = subprocess.run(command, cwd=stage, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     return stage / "build/host-sim"
@@ -79,7 +85,7 @@ def hosted(name: str, board: str, folder: Path) -> Path:
 @pytest.fixture(scope="module")
 def vgg(tmp_path_factory: pytest.TempPathFactory) -> Path:
     stage = hosted("vgg", "u55c", tmp_path_factory.mktemp("host") / "vgg")
-    build(stage)
+    build(stage, CXX="g++")
     return stage
 
 
@@ -155,8 +161,11 @@ def chain(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     emit(plan, folder)
     stages = sorted(folder.glob("stage*"))
     assert len(stages) == 3
+    words = [word for name in LIBRARY for word in ("-include", name)]
+    command = [*FLAGS.split(), "-pthread", "-x", "c++-header", *words, "/dev/null"]
+    known = compile_cached("host.h.gch", command, "the standard library").with_suffix("")
     for stage in stages:
-        build(stage)
+        build(stage, CXXFLAGS=f"{FLAGS} -include {known}")
     return stages
 
 

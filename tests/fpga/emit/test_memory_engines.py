@@ -54,6 +54,7 @@ CALLS = [(3, 0, 8), (4, 6, 4), (3, 3, 2), (1, 5, 3)]
 
 
 @pytest.mark.parametrize(("firings", "chunk"), [(6, 3), (11, 6)])
+@pytest.mark.usefixtures("compiled_for_users")
 def test_frames_of_one_call_go_where_their_microbatch_says(
     tmp_path: Path, firings: int, chunk: int
 ) -> None:

@@ -61,6 +61,7 @@ def timed(design: StageDesign, directory: Path) -> TimedCheck | str:
 
 
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.usefixtures("compiled_for_users")
 def test_agrees_with_torch_and_with_the_simulator_on_every_handshake(
     tmp_path: Path, name: str
 ) -> None:

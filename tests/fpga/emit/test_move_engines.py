@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from pipec.backends.fpga.engines.gear import Dwc
 from pipec.backends.fpga.engines.memory import Gather, Load, beat_lanes
@@ -11,6 +12,8 @@ from pipec.backends.fpga.engines.perm import Perm
 from pipec.backends.fpga.engines.route import Concat, Const, Fork, Repeat, Slice
 from pipec.backends.fpga.engines.tiles import ceil_div
 from tests.fpga.emit.harness import Array, Case, check, rng
+
+pytestmark = pytest.mark.usefixtures("compiled_for_users")
 
 
 def dwc_case(name: str, rows: int, before: tuple[int, int], after: tuple[int, int]) -> Case:

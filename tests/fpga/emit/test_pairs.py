@@ -40,6 +40,7 @@ def operands() -> NDArray[np.int32]:
     return np.concatenate([*grids, random]).astype(np.int32)
 
 
+@pytest.mark.usefixtures("compiled_for_users")
 def test_a_pair_is_two_products(tmp_path: Path) -> None:
     (tmp_path / "pairs.cpp").write_text(PAIRS)
     flags = ["-std=c++14", "-O1", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas"]

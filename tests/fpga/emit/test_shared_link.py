@@ -10,7 +10,7 @@ import pytest
 from pipec.backends.fpga.design import Port, StageDesign, Stream
 from pipec.backends.fpga.emit.beside import files_beside, share
 from pipec.backends.fpga.links import PACKET, WINDOW, Frame, link_cycles
-from pipec.backends.fpga.toolchain import compiler
+from pipec.backends.fpga.toolchain import compile_cached, compiler
 from pipec.cluster.cluster import Link
 
 HLS_STREAM = r"""
@@ -114,6 +114,7 @@ class stream {
 #endif
 """
 
+FLAGS = ["-std=c++17", "-O0", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas"]
 DEPTH = r"#pragma HLS STREAM variable = (\w+) depth = (\d+)"
 FREE = r'for (auto &s : beats) std::printf("%zu free\n", s.depth - s.most);'
 """What is said of the receiving FIFOs at the end, in the order of the values' names."""
@@ -152,8 +153,8 @@ int drain(links::axis_stream<BYTES> &from, int value, int count, int frame) {
 int main(int, char **argv) {
   const int frames = std::atoi(argv[1]);
   links::axis_stream<64> there, back;
-  there.flight = back.flight = %(flight)d;
-  there.pace = %(pace)s;
+  there.flight = back.flight = std::atol(argv[2]);
+  there.pace = std::atof(argv[3]);
 %(streams)s
 %(feeds)s
   sim::spawn([&] { stage0_link_tx(%(outs)s, back, there, frames); });
@@ -186,16 +187,14 @@ def waiting(values: dict[str, tuple[int, int]]) -> list[str]:
     return [v for v in values if v != [*values][-1] and values[v][1] > TAKEN]
 
 
-def program(
-    values: dict[str, tuple[int, int]], folder: Path, *,
-    flight: int = 3, pace: float = 1, together: bool = False,
-) -> Path:  # fmt: skip
+def program(values: dict[str, tuple[int, int]], folder: Path, *, together: bool = False) -> Path:
     """Compile both kernels with a driver that drains the last value first, whole.
+
+    The program takes frames, cycles of a beat on its way, and those that it takes of the link.
 
     Args:
         values: Lanes and tokens of each.
         folder: Where to.
-        flight: Cycles of a beat on its way; ``pace`` those that it takes of the link.
         together: Whether all values are drained at the same time.
     """
     sender, receiver = ends(values)
@@ -228,8 +227,6 @@ def program(
         lines["drains"] = ["  sim::spawn([&] {", *taken, *lines["drains"], "  });"]
     main = MAIN % {
         "sources": '#include "link_tx.cpp"\n#include "link_rx.cpp"',
-        "flight": flight,
-        "pace": pace,
         "most": 1_000_000,
         **{name: "\n".join(text) for name, text in lines.items()},
         "outs": ", ".join(f"a_{v}" for v in order),
@@ -238,8 +235,9 @@ def program(
     (folder / "main.cpp").write_text(main)
     csim = Path(__file__).parents[3] / "backends/fpga/hls/csim"
     (folder / "ap_axi_sdata.h").write_text((csim / "ap_axi_sdata.h").read_text())
-    flags = "-std=c++17 -O1 -Wall -Wextra -Werror -Wno-unknown-pragmas -I. -Ilink"
-    command = [compiler(), *flags.split(), "main.cpp", "-o", "run"]
+    header = ["-x", "c++-header", str(folder / "hls_stream.h")]
+    known = compile_cached("shared_link.h.gch", [*FLAGS, *header], "the clock").with_suffix("")
+    command = [compiler(), *FLAGS, "-include", str(known), "-I.", "-Ilink", "main.cpp", "-o", "run"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return folder / "run"
@@ -261,7 +259,9 @@ def test_values_cross_whole_and_none_waits_for_another(
     What waits meanwhile fills the FIFO where it arrives, and the FIFO is no deeper than that.
     """
     binary = program(values, tmp_path)
-    done = subprocess.run([binary, "3"], capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(
+        [binary, "3", "3", "1"], capture_output=True, text=True, check=False, timeout=60
+    )
     *free, _, wrong = done.stdout.splitlines()
     assert (done.returncode, wrong) == (0, "0 wrong")
     for value, found in zip(sorted(values), free, strict=True):
@@ -269,38 +269,38 @@ def test_values_cross_whole_and_none_waits_for_another(
 
 
 @pytest.mark.parametrize(
-    ("values", "flight", "pace", "bound"),
+    ("values", "links"),
     [
-        ({"x": (16, 4_096), "y": (3, 40)}, 20, 2.0, "the link"),
-        ({"x": (8, 4_096), "y": (16, 1_024)}, 20, 3.0, "the link"),
-        ({"x": (16, 4_096), "y": (3, 40)}, 900, 1.0, "credits"),
-        ({"x": (16, 4_096), "y": (16, 2_048)}, 1_500, 1.0, "credits"),
-        ({"x": (6, 4_096), "y": (3, 40)}, 900, 1.0, "credits"),
-        ({"x": (1, 4_096), "y": (3, 40)}, 20, 1.0, "the port"),
-        ({"x": (16, 4_096), "y": (16, 2_048)}, 20, 1.0, "the kernel"),
+        ({"x": (16, 4_096), "y": (3, 40)}, [(20, 2.0, "the link"), (900, 1.0, "credits")]),
+        ({"x": (8, 4_096), "y": (16, 1_024)}, [(20, 3.0, "the link")]),
+        ({"x": (16, 4_096), "y": (16, 2_048)}, [(1_500, 1.0, "credits"), (20, 1.0, "the kernel")]),
+        ({"x": (6, 4_096), "y": (3, 40)}, [(900, 1.0, "credits")]),
+        ({"x": (1, 4_096), "y": (3, 40)}, [(20, 1.0, "the port")]),
     ],
 )
 def test_the_emitted_kernels_need_the_cycles_that_the_estimate_says(
-    values: dict[str, tuple[int, int]], flight: int, pace: float, bound: str, tmp_path: Path
+    values: dict[str, tuple[int, int]], links: list[tuple[int, float, str]], tmp_path: Path
 ) -> None:
     """Frame after frame: where the link's rate bounds them, its window, or a token per cycle.
 
     A loop's beginning and end take no time in the simulation, so the estimate of a sender that
     does nothing but send packets is above it.
     """
-    binary, ends = program(values, tmp_path, flight=flight, pace=pace, together=True), []
-    for frames in ("3", "6"):
-        command = [binary, frames]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
-        ends.append(int(done.stdout.split(" cycles")[0].splitlines()[-1]))
-    crossing, clock = [Frame(tokens, 4 * lanes) for lanes, tokens in values.values()], 200e6
-    link = Link(64 / pace * clock, (flight - 1) / clock)
-    found, want = (ends[1] - ends[0]) / 3, link_cycles(crossing, link, clock)
-    at_once = link_cycles(crossing, Link(64 / pace * clock), clock)
-    assert (want > 1.2 * at_once) == (bound == "credits")
-    want = max(want, *(frame.tokens for frame in crossing))
-    assert found == pytest.approx(want, rel=0.2 if bound == "the kernel" else 0.02), bound
-    assert bound != "the kernel" or found < want
+    binary = program(values, tmp_path, together=True)
+    for flight, pace, bound in links:
+        ends = []
+        for frames in (3, 6):
+            command = [str(word) for word in (binary, frames, flight, pace)]
+            done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+            ends.append(int(done.stdout.split(" cycles")[0].splitlines()[-1]))
+        crossing, clock = [Frame(tokens, 4 * lanes) for lanes, tokens in values.values()], 200e6
+        link = Link(64 / pace * clock, (flight - 1) / clock)
+        found, want = (ends[1] - ends[0]) / 3, link_cycles(crossing, link, clock)
+        at_once = link_cycles(crossing, Link(64 / pace * clock), clock)
+        assert (want > 1.2 * at_once) == (bound == "credits")
+        want = max(want, *(frame.tokens for frame in crossing))
+        assert found == pytest.approx(want, rel=0.2 if bound == "the kernel" else 0.02), bound
+        assert bound != "the kernel" or found < want
 
 
 def test_a_packet_is_one_datagram() -> None:
