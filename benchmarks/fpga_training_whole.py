@@ -23,6 +23,7 @@ import pipec
 from benchmarks._imagenet import CLASSES, alexnet, resnet50, vgg16
 from benchmarks.fpga_csim import cpu
 from examples.resnet import resnet
+from pipec.errors import BackendError
 
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "alexnet": (alexnet, "4xvcu118"),
@@ -33,13 +34,16 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], str]] = {
 
 
 def measure(name: str) -> str:
-    """Compile one network, verify it, and say what was right."""
+    """Compile one network, verify it, and say what was right; or what does not fit."""
     make, boards = NETWORKS[name]
     torch.manual_seed(0)
     model, image = make().train(), torch.randn(1, 3, 224, 224)
     loss = (functional.cross_entropy, torch.randint(CLASSES, (1,)))
     before = cpu()
-    plan = pipec.compile(model, image, boards, loss=loss, target="fpga")
+    try:
+        plan = pipec.compile(model, image, boards, loss=loss, target="fpga")
+    except BackendError as error:
+        return f"{name:9} {boards:10} {error.got}, {cpu() - before:.0f} seconds"
     with tempfile.TemporaryDirectory() as made:
         plan.save(Path(made) / "out")
         report = pipec.verify(Path(made) / "out", model, image, loss=loss)
