@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from pipec.schedule.registry import generate
+from pipec.schedule.schedule import Schedule
 from tests.cli.running import Pipec
 
 SHOWN = """\
@@ -141,3 +143,26 @@ def test_a_csv_with_an_unknown_action(pipec: Pipec, tmp_path: Path) -> None:
     )
     path.write_text("0F0,0B0\n1F0,1B0,1B0\n")
     assert "2 times, not once" in pipec("schedule", "--from-csv", path).err
+
+
+def test_what_a_csv_lacks_is_named_before_messages_are_put_in(pipec: Pipec, tmp_path: Path) -> None:
+    path = tmp_path / "pipefb.csv"
+    path.write_text("0F0,0F1,0F2\n1F0,1F1\n1B0,1B1,1B2\n0B0,0B1,0B2\n")
+    done = pipec("schedule", "--from-csv", path)
+    assert done.code == 1
+    assert "stage 1 does F of microbatch 2 0 times, not once" in done.err
+
+
+def test_weights_that_a_generator_takes_wrongly_are_named(
+    pipec: Pipec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its order may run to the end all the same."""
+
+    def make(name: str, stages: int, microbatches: int) -> Schedule:
+        made = generate(name, stages, microbatches)
+        return made.replace(version=made.version + (made.microbatch == 1))
+
+    monkeypatch.setattr("pipec.cli.schedule.generate", make)
+    done = pipec("schedule", "1f1b", "--stages", 2, "--microbatches", 2)
+    assert done.code == 1
+    assert "0F1@1 stands before 0STEP@1, which it needs" in done.err
