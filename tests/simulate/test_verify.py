@@ -162,3 +162,11 @@ def test_findings_are_told_in_words() -> None:
     swapped[[4, 5]] = [5, 4]
     with pytest.raises(ScheduleError, match="1B0 stands before 1F0, which it needs"):
         verify(rearranged(schedule, swapped.tolist()))
+
+
+def test_a_microbatch_on_another_replica_is_caught() -> None:
+    """Even where all that it does is there, in order: messages go by the number."""
+    schedule = generate("1f1b{replicas=2}", 2, 4)
+    exchanged = np.where(schedule.microbatch < 2, 1 - schedule.microbatch, schedule.microbatch)
+    with pytest.raises(ScheduleError, match="0F1 stands on device 0, where it does not belong"):
+        verify(schedule.replace(microbatch=exchanged.astype(np.int32)))
