@@ -55,7 +55,7 @@ class Prepared:
     def resize(self, channels: Sequence[Channel]) -> "Prepared":
         """The same with other bytes of its channels."""
         made = Prepared(self.schedule.replace(channels=tuple(channels)))
-        made.schedule.memo.update(self.schedule.memo)  # of routes, which have no bytes
+        made.schedule.memo.update(self.schedule.memo)  # routes have no bytes
         kept = {"waits": self.waits, "queue": self.queue, "at": self.at}
         made.__dict__.update(kept, whole=self.whole, short=self.short)
         return made
