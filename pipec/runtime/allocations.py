@@ -1,10 +1,9 @@
 """Counting what an executor's device holds: by the allocator on a GPU, op by op on a CPU."""
 
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -30,33 +29,55 @@ thread would write to a profile that has ended."""
 def counting(executor: Executor) -> Iterator["CudaAllocator | Allocations"]:
     """Count on an executor's device, its weights included."""
     if executor.compute.torch.type == "cuda":
-        yield CudaAllocator(executor.compute.torch)
+        with CudaAllocator(executor.compute.torch) as memory:
+            yield memory
         return
     held = (w.version_at(v).tensors.values() for w in executor.weights.values() for v in w.versions)
     with Allocations(t for tensors in held for t in tensors) as found:
         yield found
 
 
-class CudaAllocator:
+class CudaAllocator(TorchDispatchMode):
     """Bytes that the caching allocator has given out and not yet got back.
 
-    A block that another stream still reads counts until it is done, though nobody holds it.
+    A block that another stream still reads counts until it is done, though nobody holds it. While
+    it is entered, what kernels take for themselves is found op by op.
+
+    Attributes:
+        kernels: As `Allocations` has them.
     """
 
-    kernels: Mapping[str, int] = MappingProxyType({})
-
     def __init__(self, device: torch.device) -> None:
-        self._device = device
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.kernels: dict[str, int] = {}
+        self._device, self._before = device, 0
 
     @property
     def peak(self) -> int:
         """Most bytes held since the last reset."""
-        return int(torch.cuda.memory_stats(self._device)["active_bytes.all.peak"])
+        return max(self._before, self._count("peak"))
 
     def reset(self) -> int:
         """Forget the peak; the bytes that are held now."""
+        self._before = 0
         torch.cuda.reset_peak_memory_stats(self._device)
-        return int(torch.cuda.memory_stats(self._device)["active_bytes.all.current"])
+        return self._count("current")
+
+    def _count(self, which: str) -> int:
+        return int(torch.cuda.memory_stats(self._device)[f"active_bytes.all.{which}"])
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an op, and note what its kernel takes beside what it makes."""
+        del types
+        peak = self.peak
+        held = self.reset()
+        result = func(*args, **(kwargs or {}))
+        lent = self._count("peak")
+        if lent > self._count("current"):
+            key = kernel_key(func, tree_leaves((args, kwargs or {})))
+            self.kernels[key] = max(lent - held, self.kernels.get(key, 0))
+        self._before = peak
+        return result
 
 
 class Allocations(TorchDispatchMode):

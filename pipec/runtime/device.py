@@ -241,7 +241,18 @@ def device_of(name: str | torch.device) -> Device:
     count = torch.cuda.device_count()
     if found.type != "cuda" or (found.index or 0) >= count:
         raise BackendError("no such device", got=name, want=f"cpu, or one of {count} of cuda")
+    split_gpu_blocks()
     return CudaDevice(torch.device("cuda", found.index or 0))
+
+
+def split_gpu_blocks() -> None:
+    """Let CUDA's allocator give out what is asked for, unless its settings are the user's own.
+
+    By default a block may be larger by up to 1 MiB than what it is taken for, which is more than a
+    plan counts. It is too late once the process has allocated on a GPU.
+    """
+    if not os.environ.keys() & {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}:
+        os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
 
 
 def local_device(kind: str) -> str:

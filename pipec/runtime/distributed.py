@@ -15,7 +15,7 @@ from torch.distributed.rendezvous import rendezvous
 from pipec.errors import BackendError
 from pipec.plan.model import Plan
 from pipec.runtime.agreement import agree, collect
-from pipec.runtime.device import backend_for, device_of, local_device
+from pipec.runtime.device import backend_for, device_of, local_device, split_gpu_blocks
 from pipec.runtime.executor import Batch, Settings
 from pipec.runtime.host_memory import keep_freed_memory
 from pipec.runtime.identity import digest_weights, identity, inputs_of, optimizers_of, weights_of
@@ -36,8 +36,9 @@ def process_group(timeout: timedelta = PATIENCE, device: str = "auto") -> Iterat
     Args:
         timeout: In which a rank that does not answer is named, and this one ends.
         device: ``cpu``, ``cuda``, or ``auto`` for ``cuda`` where there is one. GPUs are connected
-            by NCCL where every rank has its own (`pipec.runtime.device`). On the CPU the process
-            keeps the memory that it frees (`pipec.runtime.host_memory`).
+            by NCCL where every rank has its own, and blocks of their memory are split
+            (`pipec.runtime.device`). On the CPU the process keeps the memory that it frees
+            (`pipec.runtime.host_memory`).
 
     Raises:
         BackendError: The process was not started by ``torchrun``.
@@ -51,6 +52,7 @@ def process_group(timeout: timedelta = PATIENCE, device: str = "auto") -> Iterat
     if local == "cpu":
         keep_freed_memory()
     else:
+        split_gpu_blocks()
         torch.cuda.set_device(local)
     _keep_to_one_host()
     with waiting_for("all ranks to start"):

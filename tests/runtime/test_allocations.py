@@ -19,7 +19,7 @@ from pipec.frontends.trace import Loss, trace
 from pipec.graph.ir import Source
 from pipec.plan.model import Plan
 from pipec.runtime import allocations
-from pipec.runtime.allocations import Allocations, counting
+from pipec.runtime.allocations import Allocations, CudaAllocator, counting
 from pipec.runtime.executor import Batch, Settings
 from pipec.runtime.runner import LocalPipeline
 from pipec.runtime.weights import StageWeights
@@ -65,6 +65,22 @@ def test_what_a_kernel_takes_for_itself_counts() -> None:
         before = x.nbytes + weight.nbytes + grad.nbytes
         assert found.live == before + made
         assert found.peak >= before + made + x.nbytes
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_what_a_kernel_takes_of_a_gpu_is_found_by_op() -> None:
+    """A sort takes room beside its results; a sum does not, and nothing is lost of the peak."""
+    device = torch.device("cuda")
+    x = torch.rand(1 << 20, device=device)
+    made = 12 * x.numel()  # values and indices
+    with CudaAllocator(device) as found:
+        before = found.reset()
+        torch.add(torch.sort(x).values, 1.0)
+        peak = found.peak - before
+    (taken,) = found.kernels.values()
+    assert taken > made
+    assert peak == taken
+    assert next(iter(found.kernels)).startswith("aten.sort")
 
 
 def test_tensors_count_in_a_profile_of_the_user_too() -> None:

@@ -2,6 +2,9 @@
 
 import itertools
 import math
+import os
+import subprocess
+import sys
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -23,7 +26,7 @@ from pipec.graph.written import extract
 from pipec.passes.differentiate import Differentiate
 from pipec.plan.model import Plan
 from pipec.runtime.allocations import Allocations
-from pipec.runtime.device import Device, backend_for, device_of, local_device
+from pipec.runtime.device import Device, backend_for, device_of, local_device, split_gpu_blocks
 from pipec.runtime.draws import drawing, seed_module
 from pipec.runtime.executor import Settings
 from pipec.runtime.placed import place_on
@@ -132,6 +135,37 @@ def test_names_of_devices(monkeypatch: pytest.MonkeyPatch) -> None:
         found.append(local_device("auto"))
     assert found == ["cuda:0", "cuda:1", "cuda:0"]
     assert local_device("cpu") == "cpu"
+
+
+@pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
+def test_blocks_are_split_unless_the_user_has_set_the_allocator(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_here: dict[str, str] = {}
+    monkeypatch.setattr(os, "environ", set_here)
+    split_gpu_blocks()
+    assert set_here == {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+    monkeypatch.setattr(os, "environ", set_before := {name: "max_split_size_mb:64"})
+    split_gpu_blocks()
+    assert set_before == {name: "max_split_size_mb:64"}
+
+
+BLOCKS = """
+import torch
+from pipec.runtime.device import device_of
+device_of("cuda")
+first = torch.empty(5 << 20, dtype=torch.uint8, device="cuda")
+del first
+second = torch.empty((4 << 20) + (1 << 18), dtype=torch.uint8, device="cuda")
+print(torch.cuda.memory_stats()["active_bytes.all.current"] == second.numel())
+"""
+"""A block of 5 MiB is free, and one of a little less is taken."""
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_no_block_of_a_gpu_is_larger_than_what_it_is_taken_for() -> None:
+    ran = subprocess.run([sys.executable, "-c", BLOCKS], capture_output=True, text=True, check=True)
+    assert ran.stdout == "True\n"
 
 
 @pytest.mark.parametrize(
