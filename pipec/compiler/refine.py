@@ -173,7 +173,7 @@ class Search:
 
         First from the best; then from what is faster but too full, by turns where the time that it
         takes is least together with that of the rest, at the price of the best, and where the
-        least is above the limits.
+        least is above the limits. Nothing is faster than what keeps all.
         """
         most = best.seconds if best else 2 * nothing.seconds
         price = max(most - nothing.seconds, self.close) / nothing.over
@@ -181,7 +181,7 @@ class Search:
         least = [lambda t: t.seconds + price * t.over, lambda t: t.over]
         full, seen, at = [nothing] if best else [], {self.kind(nothing)}, best or nothing
         most = best.seconds - self.close if best else inf
-        for turn in count():
+        for turn in count() if most > nothing.seconds else ():
             before = best
             for t in self.list_near(at):
                 if t.seconds >= most or (at.over and t.over >= at.over):

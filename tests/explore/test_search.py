@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipec.cluster.cluster import Cluster, Link, parse_cluster
+from pipec.compiler import refine
 from pipec.compiler.driver import emit
 from pipec.errors import PartitionError, PipecError
 from pipec.explore.candidate import Candidate, list_candidates
@@ -120,7 +121,8 @@ def test_the_plan_is_what_was_chosen(spec: str, tmp_path: Path) -> None:
     assert load_plan(tmp_path / "out").explored == plan.explored
 
 
-def test_memory_that_binds_is_met_in_the_plan(spec: str) -> None:
+def test_memory_that_binds_is_met_in_the_plan(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(refine, "WORK", 5_000)
     options = LoadOptions(training=True)
     model = Rebatched(load(spec, options).graph, spec, options)
     roomy = Search(
