@@ -85,13 +85,8 @@ class CostGraph:
         want: dict[str, tuple[int, ...]] = {
             "work": (len(self.classes), n),
             "consumer_ptr": (values + 1,),
-            "seconds": (values,),
-            "bytes": (values,),
-            "gradient_bytes": (values,),
-            "weight_bytes": (n,),
-            "activation_bytes": (n,),
-            "group": (n,),
-            "backward": (n,),
+            **dict.fromkeys(("seconds", "bytes", "gradient_bytes"), (values,)),
+            **dict.fromkeys(("weight_bytes", "activation_bytes", "group", "backward"), (n,)),
         }
         for name, shape in want.items():
             got = np.shape(getattr(self, name))

@@ -10,10 +10,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from benchmarks.synthetic import series_parallel
-from pipec.partition.costgraph import CostGraph, cost_graph
+from pipec.cluster.cluster import Link
+from pipec.partition.costgraph import CostGraph, Value, cost_graph
 from pipec.partition.devices import Device
 from pipec.partition.machine import make_machine
-from pipec.partition.proof.bounds import Reach, make_bounds
+from pipec.partition.proof.bounds import Reach, bound_with_ends, make_bounds
 from pipec.partition.proof.ideal_family import IdealFamily
 from pipec.partition.proof.ideals import enumerate_ideals
 from pipec.partition.solve import solve_contiguous
@@ -83,6 +84,44 @@ def test_bytes_weigh_where_memory_is_short(graph: CostGraph, count: int, limit: 
     cut = solve_contiguous(graph, devices, exactly=False)
     assert cut.max_load == pytest.approx(optimum)
     assert cut.proven
+
+
+@settings(max_examples=150)
+@given(graphs(most=6), st.integers(1, 3), st.booleans(), st.booleans(), st.sampled_from("plo"))
+def test_no_cut_beats_the_bound_with_ends(
+    graph: CostGraph, count: int, hosted: bool, exactly: bool, ways: str
+) -> None:
+    """Values priced, over links, and over links that work beside compute."""
+    devices = [Device("fast")] * count + [Device("slow", pays=False)] * hosted
+    links = None if ways == "p" else Link(2.0, 0.25)
+    overlap = ways == "o"
+    many = None if links is None else [links] * (len(devices) - 1)
+    optimum = best_cut(graph, devices, exactly=exactly, links=many, overlap=overlap)
+    assume(optimum < inf)
+    machine = make_machine(graph, devices, exactly=exactly, links=links, overlap=overlap)
+    sized = np.stack([graph.bytes, graph.gradient_bytes])
+    units = make_units(graph, sized if links else graph.seconds[None])
+    assert bound_with_ends(units, machine) <= optimum + 1e-9
+
+
+def test_ends_are_all_that_a_chain_of_single_units_moves() -> None:
+    """The second and third unit pay for two values each, the others for one."""
+    values = [Value(u, [u + 1], 0.25) for u in range(3)]
+    graph = cost_graph("abcd", {"gpu": [1.0] * 4}, values)
+    machine = make_machine(graph, [Device("gpu")] * 4)
+    assert bound_with_ends(_units(graph), machine) == (4 + 6 * 0.25) / 4
+    assert make_bounds(_units(graph), machine).lower == 1
+
+
+@pytest.mark.parametrize(
+    ("pays", "exactly", "want"), [(True, True, 11), (True, False, 1), (False, True, 1)]
+)
+def test_ends_count_where_every_device_takes_a_stage_and_pays(
+    pays: bool, exactly: bool, want: float
+) -> None:
+    graph = cost_graph("ab", {"gpu": [1.0, 1.0]}, [Value(0, [1], 10.0)])
+    machine = make_machine(graph, [Device("gpu", pays=pays)] * 2, exactly=exactly)
+    assert bound_with_ends(_units(graph), machine) == want
 
 
 @pytest.mark.parametrize("seed", range(200))

@@ -67,7 +67,5 @@ def _depth_first(units: Units, key: list[int] | list[float]) -> IntArray:
             missing[v] -= 1
             if not missing[v]:
                 fresh.append(v)
-        if len(fresh) > 1:
-            fresh.sort(key=by_key, reverse=True)
-        ready += fresh
+        ready += sorted(fresh, key=by_key, reverse=True)
     return np.array(order, np.int64)

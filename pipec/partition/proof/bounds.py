@@ -130,6 +130,29 @@ def make_bounds(units: Units, machine: Machine) -> Bounds:
     )
 
 
+def bound_with_ends(units: Units, machine: Machine) -> float:
+    """What no cut with a stage on every device can beat: work, and what the ends of stages move.
+
+    Every stage has a unit with no producer in it, which pays for all that it reads, and one with no
+    consumer in it, which pays for what it makes. No two stages share these units, so that K stages
+    pay for the K cheapest of either sort at least.
+    """
+    bounds = make_bounds(units, machine)
+    read, made = np.zeros((2, len(units.cost), units.size))
+    pred, succ = [set(p) for p in units.pred], [{u, *s} for u, s in enumerate(units.succ)]
+    for price, a, b in zip(units.cost.T, units.pin_ptr, units.pin_ptr[1:], strict=False):
+        members = set(units.pin[a:b].tolist())
+        for u in members:
+            if not pred[u].isdisjoint(members):
+                read[:, u] += price
+            elif members <= succ[u]:
+                made[:, u] += price
+    stages = len(machine.devices) if machine.exactly else 0
+    moved = sum(float(np.sort(machine.boundary(ends))[:stages].sum()) for ends in (read, made))
+    whole = float(bounds.ref.sum()) + float(bounds.left_pays[-1]) * moved
+    return max(bounds.lower, whole / float(bounds.used[-1]))
+
+
 def memory_shares(units: Units, machine: Machine) -> FloatArray:
     """Share of a device's memory that a unit takes wherever it takes least, [kinds, units]."""
     shares = np.zeros((len(machine.kinds), units.size))

@@ -25,14 +25,10 @@ class IdealFamily(Family):
         measure = np.minimum(measure, measure[bits.all(axis=1)].min(initial=np.inf))
         order = np.lexsort((bits.sum(axis=1), measure))
         bits = bits[order]
-        blocked = np.isinf(units.work)
         self.bits = bits
         self.ref = measure[order]
         self.size = bits.sum(axis=1)
-        self.work = measure_of(bits, np.where(blocked, 0.0, units.work).T).T
-        self.blocked = measure_of(bits, blocked.T.astype(float)).T
-        self.weight = measure_of(bits, units.weight_bytes)
-        self.held = measure_of(bits, units.held)
+        self.add_up(units, lambda of: measure_of(bits, of.T).T)
         self.degree = np.diff(units.pin_ptr)
         self._price = units.cost[0]
         self.counts = _counts(units, bits)

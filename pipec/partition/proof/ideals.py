@@ -50,11 +50,7 @@ class Window:
 
 
 def enumerate_ideals(
-    units: Units,
-    ref: FloatArray,
-    windows: Sequence[Window],
-    most: int,
-    deadline: float = inf,
+    units: Units, ref: FloatArray, windows: Sequence[Window], most: int, deadline: float = inf
 ) -> BoolArray | None:
     """The two ends, and all ideals that lie in one of the windows, [ideals, units].
 
@@ -172,16 +168,9 @@ class _Search:
 
     def _first(self) -> _Partial:
         """Nothing free decided."""
-        none = np.zeros((1, len(self._free)), bool)
-        return _Partial(
-            none,
-            none,
-            self._begun[None],
-            self._ended[None],
-            np.array([self._start]),
-            np.array([self._start + float(self._ref.sum())]),
-            self._cut[None],
-        )
+        none, least = np.zeros((1, len(self._free)), bool), np.array([self._start])
+        ends, most = (self._begun[None], self._ended[None]), least + self._ref.sum()
+        return _Partial(none, none, *ends, least, most, self._cut[None])
 
     def _keep(self, rows: _Partial) -> _Partial:
         """Rows of which some completion may be a cut."""

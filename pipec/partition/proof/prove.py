@@ -5,7 +5,13 @@ from math import inf
 from time import perf_counter
 
 from pipec.partition.machine import Machine
-from pipec.partition.proof.bounds import TOLERANCE, Reach, highest_load, make_bounds
+from pipec.partition.proof.bounds import (
+    TOLERANCE,
+    Reach,
+    bound_with_ends,
+    highest_load,
+    make_bounds,
+)
 from pipec.partition.proof.ideal_family import IdealFamily
 from pipec.partition.proof.ideals import enumerate_ideals
 from pipec.partition.proof.reduce import CLOSURE_LIMIT, reduce_units
@@ -27,7 +33,7 @@ def prove(units: Units, machine: Machine, best: Incumbent, deadline: float) -> t
     finds something gives the optimum. If the incumbent as limit leaves too many ideals, it is
     improved first; then the trial limit is bisected between what is proven and what is too many.
     """
-    lower = make_bounds(units, machine).lower
+    lower = bound_with_ends(units, machine)
     if best.value <= lower * (1 + TOLERANCE):
         return best.value, f"{best.found}, meets the work bound"
     if units.size > CLOSURE_LIMIT:

@@ -59,17 +59,12 @@ def find_never_cut(units: Units, machine: Machine, limit: float) -> BoolArray:
     if machine.overlap:
         return np.asarray(seconds >= limit)
     bounds = make_bounds(units, machine)
-    free = sum(
-        int(count)
-        for kind, count in zip(machine.kinds, machine.total, strict=True)
-        if not kind.pays
-    )
+    free = int(machine.total[[not kind.pays for kind in machine.kinds]].sum())
     paying = [c for kind, c in zip(machine.kinds, bounds.capacity, strict=True) if kind.pays]
     if free > 1 or not paying or (not machine.priced and machine.link is None):
         return np.zeros(units.cost.shape[1], bool)
     total = float(bounds.ref.sum())
-    spare = float(bounds.used[-1]) * limit - total
-    spare += TOLERANCE * total
+    spare = float(bounds.used[-1]) * limit - total * (1 - TOLERANCE)
     return np.asarray((seconds * min(paying) * (2 - free) > spare) | (seconds >= limit))
 
 

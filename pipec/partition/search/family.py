@@ -5,6 +5,7 @@ hyperedges that are partly inside. The dynamic program in ``frontier`` knows not
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 import numpy as np
 
@@ -33,6 +34,13 @@ class Family(ABC):
     held: FloatArray
     cut: FloatArray
 
+    def add_up(self, units: Units, measure: Callable[[FloatArray], FloatArray]) -> None:
+        """Fill in work and memory; ``measure`` adds up what lies left of each cut, [..., units]."""
+        blocked = np.isinf(units.work)
+        self.work = measure(np.where(blocked, 0.0, units.work))
+        self.blocked = measure(blocked.astype(float))
+        self.weight, self.held = measure(units.weight_bytes), measure(units.held)
+
     @abstractmethod
     def passing(self, sources: IntArray, targets: IntArray) -> FloatArray:
         """What ``cut(I) + cut(J)`` counts too much for a stage I - J, [sources, targets].
@@ -56,15 +64,10 @@ class PrefixFamily(Family):
     def __init__(self, units: Units, ref: FloatArray, order: IntArray) -> None:
         n = units.size
         self.order = order
-        place = np.empty(n, np.int64)
-        place[order] = np.arange(n)
-        blocked = np.isinf(units.work)
+        place = np.argsort(order)
         self.ref = _running(ref[order])
         self.size = np.arange(n + 1)
-        self.work = _running(np.where(blocked, 0.0, units.work)[:, order])
-        self.blocked = _running(blocked[:, order].astype(float))
-        self.weight = _running(units.weight_bytes[order])
-        self.held = _running(units.held[order])
+        self.add_up(units, lambda of: _running(of[..., order]))
         # places of the pins, sorted within each hyperedge
         keys = np.sort(units.pin_edge() * (n + 1) + place[units.pin])
         pins = keys - units.pin_edge() * (n + 1)

@@ -43,14 +43,10 @@ def improve(units: Units, machine: Machine, best: Incumbent, deadline: float) ->
     above, below = closures(small)
     pool, most = _prefixes(small, bounds.ref, Reach(bounds, machine, best.value)), FEW
     for _ in range(ROUNDS):
-        around = [
-            pool,
-            *(
-                _neighbours(cut, above, below, bounds.ref, most // len(machine.devices))
-                for cut in _list_cuts(small, best)
-            ),
-        ]
-        rows = _in_windows(np.concatenate(around), bounds.ref, Reach(bounds, machine, best.value))
+        few = most // len(machine.devices)
+        near = [_neighbours(c, above, below, bounds.ref, few) for c in _list_cuts(small, best)]
+        reach = Reach(bounds, machine, best.value)
+        rows = _in_windows(np.concatenate([pool, *near]), bounds.ref, reach)
         family = IdealFamily(small, bounds.ref, rows)
         try:
             limit = best.value * (1 - TOLERANCE)
@@ -71,8 +67,7 @@ def _prefixes(units: Units, ref: FloatArray, reach: Reach) -> BoolArray:
     steps = np.arange(units.size + 1)
     found: list[tuple[IntArray, IntArray]] = []
     for order in islice(generate_orders(units, ref, ORDERS), ORDERS):
-        place = np.empty(units.size, np.int64)
-        place[order] = np.arange(units.size)
+        place = np.argsort(order)
         measure = np.concatenate([[0.0], np.cumsum(ref[order])])
         found.append((place, steps[_useful(measure, reach)]))
     stride = -(-sum(len(kept) for _, kept in found) * units.size // CELLS)
