@@ -1,10 +1,10 @@
 """What a plan promises of a rank's memory, beside what malloc or CUDA's allocator gives out.
 
 ``python -m benchmarks.outside_memory chain gpipe,zbv`` compiles ``malloc_count.c``, preloads it
-into two ranks, and trains under each schedule: as it is, with offload, and with recompute, both to
-75 % of the plain peak. A row has the predicted and the counted peak of both ranks. Counted is from
-outside: every block of malloc, the kernels' own scratch included; the host arena, which is mapped,
-is not. Twelve models.
+into a process, cuts the model and forks two ranks, which measure its stages and train under each
+schedule: as it is, with offload, and with recompute, both to 75 % of the plain peak. A row has the
+predicted and the counted peak of both ranks. Counted is from outside: every block of malloc, the
+kernels' own scratch included; the host arena, which is mapped, is not. Twelve models.
 
 ``python -m benchmarks.outside_memory all all cuda``: two ranks that share a GPU; counted are the
 active bytes of each rank's caching allocator, kernels' scratch included. What cuBLAS keeps for
@@ -19,10 +19,11 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import product
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 
@@ -58,6 +59,10 @@ _AT_ONCE = 7
 WAYS = ("plain", "offload", "recompute")
 Row = tuple[list[float], list[int]]
 """Predicted and counted bytes of both ranks."""
+Jobs = Mapping[str, Sequence[str]]
+"""The schedules of each model."""
+Made = dict[str, dict[str, tuple[Plan, Batch]]]
+"""Plans that are cut, and the data, by model and schedule."""
 
 
 def chain() -> nn.Module:
@@ -144,8 +149,10 @@ def sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.01, momentum=0.9)
 
 
-def collect(model: str, schedules: list[str], device: str = "cpu") -> dict[str, dict[str, Row]]:
-    """Schedule and way to predicted and counted peaks; a way that is refused is not there."""
+def collect(jobs: Jobs, device: str = "cpu") -> dict[str, dict[str, dict[str, Row]]]:
+    """Predicted and counted peaks by model, schedule, and way; a way that is refused is absent."""
+    name = __name__ if __name__ != "__main__" else "benchmarks.outside_memory"
+    command = [sys.executable]
     with tempfile.TemporaryDirectory() as folder:
         more = {"OMP_NUM_THREADS": "1", "PIPEC_IS_COUNTED": "1"}
         if device == "cpu":
@@ -153,14 +160,14 @@ def collect(model: str, schedules: list[str], device: str = "cpu") -> dict[str, 
             source = Path(__file__).with_name("malloc_count.c")
             subprocess.run(["gcc", "-O2", "-shared", "-fPIC", "-o", library, source], check=True)
             more["LD_PRELOAD"] = str(library)
-        command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-        command += ["--rdzv-endpoint", "127.0.0.1:0", "--rdzv-backend", "c10d"]
-        command += ["-m", __name__ if __name__ != "__main__" else "benchmarks.outside_memory"]
+        else:
+            command += ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
+            command += ["--rdzv-endpoint", "127.0.0.1:0", "--rdzv-backend", "c10d"]
         ran = subprocess.run(
-            [*command, model, ",".join(schedules), device],
+            [*command, "-m", name, json.dumps(jobs), "", device],
             env=os.environ | more, capture_output=True, text=True, check=True,
         )  # fmt: skip
-    found: dict[str, dict[str, Row]] = json.loads(ran.stdout)
+    found: dict[str, dict[str, dict[str, Row]]] = json.loads(ran.stdout)
     return found
 
 
@@ -197,19 +204,27 @@ def outside_peak(plan: Plan, batch: Batch, device: str) -> int:
     return counter.peak - before
 
 
-def plans(case: Case, schedule: str, device: str) -> tuple[dict[str, Plan], Batch]:
-    """The plan of a schedule, whose stages are measured, by the ways that can be had."""
-    kind, compute = this_kind(device), device_of(device)
+def cut(case: Case, schedule: str, device: str) -> tuple[Plan, Batch]:
+    """The plan of a schedule, without one yet, and the data."""
     args, target = case.batch(0)
     graph = trace(seeded(case), args, loss=Loss(case.loss, target), source=Source("memory", ""))
-    batch = batches(case, graph)
-    generator = f"{schedule} microbatches={MICROBATCHES}"
-    cut = f"partition{{stages={SCHEDULES[schedule]} schedule={generator}}}"
-    first = f"simplify,annotate-cost,{cut},insert-comm,differentiate,time-stages"
+    part = f"partition{{stages={SCHEDULES[schedule]} schedule={_generator(schedule)}}}"
+    first = f"simplify,annotate-cost,{part},insert-comm,differentiate,time-stages"
+    cluster = parse_cluster(f"2x{this_kind(device)}")
+    return make_plan(graph, cluster, passes=parse_pipeline(first)), batches(case, graph)
+
+
+def _generator(schedule: str) -> str:
+    return f"{schedule} microbatches={MICROBATCHES}"
+
+
+def plans(base: Plan, batch: Batch, schedule: str, device: str) -> dict[str, Plan]:
+    """The plans of a schedule, whose stages are measured, by the ways that can be had."""
+    generator = _generator(schedule)
     last = f"schedule{{generator={generator}}},simulate"
-    base = make_plan(graph, parse_cluster(f"2x{kind}"), passes=parse_pipeline(first))
     plain = run_passes(parse_pipeline(last), base)
-    base = Profiler(plain, batch, Settings(sgd), compute=compute).measure(0.0).apply(base, kind)
+    profiler = Profiler(plain, batch, Settings(sgd), compute=device_of(device))
+    base = profiler.measure(0.0).apply(base, this_kind(device))
     found = {"plain": run_passes(parse_pipeline(last), base)}
     assert found["plain"].timeline is not None
     limit = SHARE * max(found["plain"].timeline.peak_bytes)
@@ -219,33 +234,57 @@ def plans(case: Case, schedule: str, device: str) -> tuple[dict[str, Plan], Batc
             found[way] = run_passes(parse_pipeline(passes), base)
         except PassError:  # it says by itself that no choice fits
             continue
-    return found, batch
+    return found
 
 
-def measure_peaks(model: str, schedules: list[str], device: str) -> dict[str, dict[str, Row]]:
+def measure_peaks(made: Made, device: str) -> dict[str, dict[str, dict[str, Row]]]:
     """The peaks of both ranks, on rank 0."""
-    models = models_on(device)
-    found: dict[str, dict[str, Row]] = {}
-    for schedule in schedules:
-        ways, batch = plans(models[model], schedule, device)
-        found[schedule] = {}
+    found: dict[str, dict[str, dict[str, Row]]] = {}
+    for model, schedule in ((m, s) for m in made for s in made[m]):
+        base, batch = made[model][schedule]
+        ways = plans(base, batch, schedule, device)
+        rows = found.setdefault(model, {}).setdefault(schedule, {})
         outside_peak(ways["plain"], batch, device)  # kernels keep what they compile from now on
         for way, plan in ways.items():
             peaks: list[int] = [0, 0]
             dist.all_gather_object(peaks, outside_peak(plan, batch, device))
             assert plan.timeline is not None
-            found[schedule][way] = list(plan.timeline.peak_bytes), peaks
+            rows[way] = list(plan.timeline.peak_bytes), peaks
     return found
 
 
-def rank(model: str, schedules: list[str], device: str) -> None:
+def rank(made: Made, device: str, names: Mapping[str, str]) -> None:
     """Run one rank."""
-    torch.set_num_threads(1)
-    keep_freed_memory()
+    os.environ |= names
     with process_group(device=device):
-        found = measure_peaks(model, schedules, device)
+        found = measure_peaks(made, device)
         if dist.get_rank() == 0:
             print(json.dumps(found), flush=True)
+
+
+def run_ranks(jobs: Jobs, device: str) -> None:
+    """Run the ranks: on a GPU this is one, on CPUs two are forked, so that models are cut once."""
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    models = models_on(device)
+    made = {m: {s: cut(models[m], s, device) for s in schedules} for m, schedules in jobs.items()}
+    if device != "cpu":
+        rank(made, device, {})
+        return
+    store = dist.TCPStore(  # type: ignore[attr-defined]
+        "127.0.0.1", 0, is_master=True, wait_for_workers=False
+    )
+    names = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "WORLD_SIZE": "2"}
+    names["TORCHELASTIC_USE_AGENT_STORE"] = "True"
+    fork = get_context("fork")
+    ranks = [
+        fork.Process(target=rank, args=(made, device, {**names, "RANK": str(r)})) for r in (0, 1)
+    ]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join()
+    sys.exit(any(process.exitcode for process in ranks))
 
 
 def rows_of(schedule: str, ways: dict[str, Row]) -> Iterator[str]:
@@ -272,11 +311,11 @@ def main(models: list[str], schedules: list[str], device: str) -> None:
     parts = [schedules] if device == "cpu" else [[s] for s in schedules]
     found = list[dict[str, dict[str, Row]]]()
     with ThreadPoolExecutor(1 if device == "cpu" else _AT_ONCE) as pool:
-        rows = pool.map(lambda job: collect(*job), [(m, p, device) for m in models for p in parts])
+        rows = pool.map(lambda job: collect(job, device), [{m: p} for m in models for p in parts])
         for model in models:
             print(f"{model:13} {'':10}   predicted MB      counted MB     counted above predicted")
             for _ in parts:
-                found.append(next(rows))
+                found.append(next(rows)[model])
                 for schedule, ways in found[-1].items():
                     print(*rows_of(schedule, ways), sep="\n", flush=True)
     print(*summary(found, schedules), sep="\n")
@@ -287,10 +326,10 @@ if __name__ == "__main__":
     for word, default in (("models", "all"), ("schedules", "all"), ("device", "cpu")):
         parser.add_argument(word, nargs="?", default=default)
     options = parser.parse_args()
+    if os.environ.get("PIPEC_IS_COUNTED"):
+        run_ranks(json.loads(options.models), options.device)
+        sys.exit()
     known = models_on(options.device)
     models = list(known) if options.models == "all" else options.models.split(",")
     schedules = list(SCHEDULES) if options.schedules == "all" else options.schedules.split(",")
-    if os.environ.get("PIPEC_IS_COUNTED"):
-        rank(models[0], schedules, options.device)
-    else:
-        main(models, schedules, options.device)
+    main(models, schedules, options.device)
