@@ -5,9 +5,11 @@ import doctest
 import io
 import os
 import re
+import runpy
 import shlex
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -52,15 +54,18 @@ def test_blocks_run_and_print_what_the_page_says(
         elif language == "text" and printed and not text[end : block.start()].strip():
             compare(code, printed)
         elif language == "console":
-            alone = page.name in ("README.md", "first_plan.md")  # whose ranks are processes
-            run_commands(code, monkeypatch, alone=alone)
+            run_commands(code, monkeypatch)
         end = block.end()
 
 
-def run_commands(block: str, monkeypatch: pytest.MonkeyPatch, *, alone: bool) -> None:
+ALONE = ("pipec examples", "pipec run out")
+"""Commands in a process of their own: one that loads no torch, one whose ranks are processes."""
+
+
+def run_commands(block: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run each line behind a dollar; what it prints stands below it, `...` for any text.
 
-    Unless `alone`, `pipec` runs in this process: loading torch takes seconds.
+    Most of `pipec` and of `python` runs in this process: loading torch takes seconds.
     """
     environment = {"COLUMNS": "80", "OMP_NUM_THREADS": "1"}
     for name, value in environment.items():
@@ -68,7 +73,7 @@ def run_commands(block: str, monkeypatch: pytest.MonkeyPatch, *, alone: bool) ->
     for part in block.removeprefix("$ ").split("\n$ "):
         command, _, want = part.partition("\n")
         words = shlex.split(command)
-        if words[0] == "pipec" and not alone:
+        if words[0] in ("pipec", "python") and not command.startswith(ALONE):
             got = run_here(words, monkeypatch)
         else:
             got = run_alone(command)
@@ -78,12 +83,19 @@ def run_commands(block: str, monkeypatch: pytest.MonkeyPatch, *, alone: bool) ->
 
 def run_here(words: list[str], monkeypatch: pytest.MonkeyPatch) -> str:
     out, err = io.StringIO(), io.StringIO()
-    monkeypatch.setattr(sys, "argv", words)
-    told = contextlib.redirect_stdout(out), contextlib.redirect_stderr(err)
-    with told[0], told[1], pytest.raises(SystemExit) as ended:
-        main()
-    assert not ended.value.code, f"{words}: {err.getvalue()}"
+    script = words[0] == "python"
+    monkeypatch.setattr(sys, "argv", words[script:])
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            run_script(words[1]) if script else main()
+        except SystemExit as ended:
+            assert not ended.code, f"{words}: {err.getvalue()}"  # noqa: PT017
     return out.getvalue()
+
+
+def run_script(path: str) -> None:
+    with warnings.catch_warnings(record=True, action="default"):  # as `python` has them
+        runpy.run_path(path, run_name="__main__")
 
 
 def run_alone(command: str) -> str:

@@ -84,21 +84,34 @@ def test_graphs_as_python(emitted: Path) -> None:
     check("ruff", "check", "--select", "E,F,I,W,B,C4,PIE,UP", "--ignore", "E501", *files)
 
 
-def test_scripts(emitted: Path, tmp_path: Path) -> None:
-    scripts = []
+def scripts(emitted: Path, folder: Path) -> list[Path]:
+    """Copies of the scripts of training, by names that differ."""
+    found = []
     for script in emitted.glob("*/train.py"):
-        scripts.append(tmp_path / f"{script.parent.name}_train.py")
-        scripts[-1].write_text(script.read_text())
-    assert [s.stem.split("_")[0] for s in sorted(scripts)] == ["eager", "half", "train"]
-    check("ruff", "check", "--config", "pyproject.toml", "--extend-ignore", "INP001", *scripts)
-    check("ruff", "format", "--config", "pyproject.toml", "--check", *scripts)
-    check("mypy", "--config-file", "pyproject.toml", *scripts)
+        found.append(folder / f"{script.parent.name}_train.py")
+        found[-1].write_text(script.read_text())
+    assert [s.stem.split("_")[0] for s in sorted(found)] == ["eager", "half", "train"]
+    return found
 
 
-def test_splits_of_other_runtimes(emitted: Path, tmp_path: Path) -> None:
+def splits(emitted: Path, folder: Path) -> dict[str, Path]:
+    """The layers of a plan as other runtimes take them."""
     split = split_layers(pipec.load(emitted / "infer"))
-    files = {name: tmp_path / f"{name}.py" for name in ("deepspeed", "torch", "torchtitan")}
+    files = {name: folder / f"{name}_split.py" for name in ("deepspeed", "torch", "torchtitan")}
     for name, file in files.items():
         file.write_text(FORMATS[name](split) + "\n")
-    check("ruff", "check", "--select", "E,F,I,W,B,C4,PIE,UP", "--ignore", "F401", *files.values())
-    check("mypy", "--config-file", "pyproject.toml", files["torch"])
+    return files
+
+
+def test_style(emitted: Path, tmp_path: Path) -> None:
+    found = scripts(emitted, tmp_path)
+    check("ruff", "check", "--config", "pyproject.toml", "--extend-ignore", "INP001", *found)
+    check("ruff", "format", "--config", "pyproject.toml", "--check", *found)
+    rules = ("--select", "E,F,I,W,B,C4,PIE,UP", "--ignore", "F401")
+    check("ruff", "check", *rules, *splits(emitted, tmp_path).values())
+
+
+def test_types(emitted: Path, tmp_path: Path) -> None:
+    """In one run: it reads torch first."""
+    split = splits(emitted, tmp_path)["torch"]
+    check("mypy", "--config-file", "pyproject.toml", *scripts(emitted, tmp_path), split)

@@ -3,8 +3,9 @@
 import json
 import resource
 import shutil
-import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -236,16 +237,15 @@ def test_a_data_file_imports_its_neighbours_and_says_what_is_wrong_with_it(
     assert "SyntaxError" in outcome.err
 
 
-def limited(
-    plans: Path, *more: object, most: int = resource.RLIM_INFINITY, data: str = "net.py:batch"
-) -> subprocess.CompletedProcess[str]:
-    """A run that can write no file above ``most`` bytes, as on a disk that becomes full."""
-    command = [sys.executable, "-m", "pipec", "run", plans / "train", "--local",
-               "--data", plans / data, *more]  # fmt: skip
-    return subprocess.run(
-        list(map(str, command)), text=True, capture_output=True, check=False, timeout=300,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (most, most)),
-    )  # fmt: skip
+@contextmanager
+def full_disk(most: int) -> Iterator[None]:
+    """No file can be written above ``most`` bytes, as on a disk that becomes full."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_a_full_disk_loses_no_training(pipec: Pipec, plans: Path, tmp_path: Path) -> None:
@@ -255,15 +255,17 @@ def test_a_full_disk_loses_no_training(pipec: Pipec, plans: Path, tmp_path: Path
     ran(pipec, plans, "train", "--rounds", 1, *kept)
     log, board = tmp_path / "log", tmp_path / "board"
     more = ("--metrics", log, "--tensorboard", board, "--rounds", 3)
-    done = limited(plans, *kept, *more, most=200)
-    lines = done.stdout.splitlines()
+    run = ("run", plans / "train", "--local", "--data", f"{plans}/net.py:batch")
+    with full_disk(200):
+        done = pipec(*run, *kept, *more)
+    lines = done.out.splitlines()
     steps = [line.split("  ")[0] for line in lines if line.startswith("step")]
     assert steps == ["step 1", "step 2"]
     for name in ("--metrics is given up", "--tensorboard is given up"):
         assert sum(name in line for line in lines) == 1
     assert sum("no checkpoint is made before round" in line for line in lines) == 2
-    assert done.returncode == 1  # the trained weights could be written nowhere
-    assert "Traceback" not in done.stderr
+    assert done.code == 1  # the trained weights could be written nowhere
+    assert "Traceback" not in done.err
     ran(pipec, plans, "train", "--rounds", 4, *kept, "--save", after)
     assert load_file(after).keys() == load_file(whole).keys()
     assert all(torch.equal(w, load_file(after)[n]) for n, w in load_file(whole).items())
@@ -278,9 +280,10 @@ def test_weights_that_cannot_be_saved_where_they_are_wanted_are_saved_elsewhere(
         f"import os, net\ndef batch(k):\n    os.makedirs({str(wanted)!r}, exist_ok=True)\n"
         "    return net.batch(k)\n"
     )
-    done = limited(plans, "--rounds", 2, "--save", wanted, data="taken.py:batch")
-    assert done.returncode == 1
-    safe = done.stderr.partition("the trained weights are in ")[2].strip()
+    run = ("run", plans / "train", "--local", "--data", f"{plans}/taken.py:batch")
+    done = pipec(*run, "--rounds", 2, "--save", wanted)
+    assert done.code == 1
+    safe = done.err.partition("the trained weights are in ")[2].strip()
     assert all(torch.equal(w, load_file(safe)[n]) for n, w in load_file(whole).items())
     shutil.rmtree(Path(safe).parent)
     assert not [p for p in tmp_path.iterdir() if p.name.startswith(".")]

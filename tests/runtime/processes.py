@@ -11,9 +11,9 @@ import sys
 import tempfile
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import wait
-from multiprocessing.context import ForkServerContext
+from multiprocessing.context import ForkServerContext, ForkServerProcess
 from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from types import FrameType
@@ -22,6 +22,9 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from pipec.cli.main import main
+
+_ROOT = Path(__file__).parents[2]
 _PATIENCE = 300.0
 """Seconds in which some rank must end, however busy the machine."""
 _PRELOADED = ["tests.runtime.ranks", "tests.runtime.jobs"]
@@ -93,6 +96,24 @@ def alone(entry: Callable[..., None], *args: object, ranks: int, left: int = 0) 
     for p in processes:
         p.kill()
     return codes
+
+
+def launch(words: Sequence[object], said: Path, folder: Path) -> ForkServerProcess:
+    """``pipec`` as a user types it in a folder; what it prints is in ``said``."""
+    process = _server().Process(target=_command, args=([*map(str, words)], said, folder))
+    process.start()
+    return process
+
+
+def _command(words: list[str], said: Path, folder: Path) -> None:
+    file = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    for number in (1, 2):
+        os.dup2(file, number)
+    os.chdir(folder)
+    path = f"{_ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    os.environ |= {"PYTHONPATH": path, "COLUMNS": "200"}  # of the ranks that it starts
+    sys.argv = ["pipec", *words]
+    main()
 
 
 def _rank(entry: Callable[..., None], args: tuple[Any, ...], names: dict[str, object]) -> None:

@@ -1,9 +1,6 @@
 """What goes with parts that run eagerly, what is refused, and plans of them on disk."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +14,7 @@ from pipec.errors import PipecError
 from pipec.graph.eager import is_tape
 from tests.cli.running import Pipec
 from tests.runtime.eager_models import CASES, Branch, Loop, Part, Watched, chain
+from tests.runtime.processes import launch
 from tests.runtime.test_eager import batches, compiled, found_out, named, seeded, sgd
 
 FACTORY = """
@@ -189,15 +187,11 @@ def saved(tmp_path: Path, pipec_here: Pipec) -> Path:
 
 
 def run(folder: Path, *args: str) -> str:
-    root = Path(__file__).parents[2]
-    path = f"{root}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-    done = subprocess.run(
-        [sys.executable, "-m", "pipec", *args],
-        cwd=folder, env={**os.environ, "PYTHONPATH": path, "COLUMNS": "200"},
-        capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout + done.stderr
+    said = folder / "said"
+    process = launch(args, said, folder)
+    process.join(300)
+    assert process.exitcode == 0, said.read_text()
+    return said.read_text()
 
 
 def test_a_saved_plan_runs_on_ranks_that_read_its_factory_again(

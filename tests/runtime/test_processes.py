@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from pipec.runtime.runner import LocalPipeline
 from tests.autodiff.zoo import floats
 from tests.runtime import jobs
 from tests.runtime.pipelines import emitted
-from tests.runtime.processes import alone, elastic
+from tests.runtime.processes import alone, elastic, launch
 
 ROOT = Path(__file__).parents[2]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
@@ -118,8 +119,13 @@ def test_the_command_starts_its_ranks_and_saves_the_models_state_dict(
 ) -> None:
     saved, log, optimizer = place / "a.safetensors", place / "log", "adamw:lr=0.01"
     spec = f"{place}/data.py:batch"
-    out = run("pipec", "run", place / "out", "--rounds", "2", "--optimizer", optimizer,
-              "--data", spec, "--save", saved, "--metrics", log)  # fmt: skip
+    process = launch(
+        ["run", place / "out", "--rounds", "2", "--optimizer", optimizer, "--data", spec,
+         "--save", saved, "--metrics", log], place / "said", ROOT
+    )  # fmt: skip
+    process.join(240)
+    out = (place / "said").read_text()
+    assert process.exitcode == 0, out
     assert "step 1  loss" in out
     assert [json.loads(line)["step"] for line in log.read_text().splitlines()] == [0, 1]
     alone = LocalPipeline(plan, data_from_spec(spec), Settings(optimizer_from_text(optimizer)))
@@ -155,18 +161,16 @@ def test_ranks_with_other_options_are_named(option: str, place: Path, tmp_path: 
         assert f"; rank 1: {odd}" in said
 
 
-def _launched(place: Path, log: Path, *options: str) -> tuple[subprocess.Popen[str], list[str]]:
+def _launched(place: Path, folder: Path, *options: str) -> tuple[BaseProcess, list[str]]:
     """A launcher that has come to its first step, and the processes that it has started."""
-    words = [f"{place}/out", "--data", f"{place}/data.py:batch", "--rounds", "1000000", *options]
-    run = subprocess.Popen(
-        [sys.executable, "-m", "pipec", "run", *words, "-q", "--metrics", str(log)],
-        env=ENVIRONMENT, cwd=ROOT, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+    log = folder / "log"
+    words = ["run", f"{place}/out", "--data", f"{place}/data.py:batch", "--rounds", "1000000"]
+    process = launch([*words, *options, "-q", "--metrics", log], folder / "said", ROOT)
     deadline = time.monotonic() + 240
     while not log.exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     assert log.exists()
-    return run, Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
+    return process, Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
 
 
 @pytest.mark.usefixtures("plan")
@@ -174,12 +178,13 @@ def test_a_rank_that_is_stopped_is_named_by_the_launcher_within_the_timeout(
     place: Path, tmp_path: Path
 ) -> None:
     timeout, busy, victim = 8, 6, 1  # the seconds that a busy machine may need beyond
-    run, ranks = _launched(place, tmp_path / "log", "--timeout", str(timeout))
+    process, ranks = _launched(place, tmp_path, "--timeout", str(timeout))
     os.kill(int(ranks[victim]), signal.SIGSTOP)
     begin = time.monotonic()
-    _, said = run.communicate(timeout=240)
+    process.join(240)
     assert time.monotonic() - begin < timeout + busy  # ranks alone were waited for 10 s more
-    assert run.returncode == 1
+    said = (tmp_path / "said").read_text()
+    assert process.exitcode == 1
     assert f"where: rank {1 - victim}, round " in said
     assert "got:   waiting for " in said
     assert f"hint:  rank {victim}: no sign of life" in said
@@ -191,9 +196,10 @@ def test_a_rank_that_is_stopped_is_named_by_the_launcher_within_the_timeout(
 def test_a_launcher_that_is_ended_leaves_no_ranks(
     number: signal.Signals, place: Path, tmp_path: Path
 ) -> None:
-    run, children = _launched(place, tmp_path / "log")
-    run.send_signal(number)
-    run.communicate(timeout=240)
+    process, children = _launched(place, tmp_path)
+    assert process.pid is not None
+    os.kill(process.pid, number)
+    process.join(240)
     deadline = time.monotonic() + 240
     while any(map(_lives, children)) and time.monotonic() < deadline:
         time.sleep(0.05)
