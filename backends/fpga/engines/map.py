@@ -62,9 +62,9 @@ class Map(Rows):
                 cut = partial(in_tokens, lanes=lanes)
                 tables.append(weight(f"table{k}", shape, step.table, kind, cut))
         nest = dataclasses.replace(self, lanes=lanes, steps=tuple(steps))
-        depth = nest.depth(dtype, layer.clock_mhz) if steps else 1
-        dtype = dtype if steps else layer.inputs[0].dtype
-        return Folded(nest, lanes, depth, tuple(tables), dtype=dtype)
+        converts = kind_of(read := layer.inputs[0].dtype) != dtype  # to float32, and from there
+        depth = nest.depth(dtype, layer.clock_mhz) if steps else 1 + 2 * CONVERT * converts
+        return Folded(nest, lanes, depth, tuple(tables), dtype=dtype if steps else read)
 
     def depth(self, dtype: str, clock_mhz: float) -> int:
         """Pipeline depth of its steps."""

@@ -25,7 +25,7 @@ from pipec.backends.fpga.engines.base import Engine, Folded, Layer, Nest, Tables
 from pipec.backends.fpga.engines.integer import real_type
 from pipec.backends.fpga.engines.parts import in_tokens, weight
 from pipec.backends.fpga.engines.tiles import ceil_div, lanes_for
-from pipec.backends.fpga.numbers import bits_of, kind_of, parse_fixed
+from pipec.backends.fpga.numbers import kind_of, parse_fixed
 from pipec.backends.fpga.runs import Loop, Run, Runs
 
 HAND_OVER = 2
@@ -146,7 +146,7 @@ class Norm(Nest):
         """
         add, mul, div, root, exp, power, _ = operators(clock_mhz)
         lanes, row = ((n - 1).bit_length() for n in (self.lanes, min(self.cf, PARTS)))
-        narrow = CONVERT if bits_of(dtype) < 32 else 0
+        narrow = CONVERT * (kind_of(dtype) != "float32")
         total = (lanes + 1 + row) * add  # over the lanes, into the row's sums, over these
         mean, scale = total + div, mul * self.scale
         deviation = add + mul + mean + add + root + div

@@ -5,6 +5,7 @@ import math
 import shutil
 from pathlib import Path
 
+import networkx as nx
 import numpy as np
 import pytest
 import torch
@@ -18,6 +19,7 @@ from benchmarks.hls_check.recurrence import Body
 from benchmarks.hls_check.schedule import HAND_OVER as LEAST
 from benchmarks.hls_check.stages import stages_in
 from pipec.backends.fpga.arithmetic import operators, step_depth
+from pipec.backends.fpga.designs import designs_of
 from pipec.backends.fpga.emit.beside import files_beside, share
 from pipec.backends.fpga.emit.stage import write_stage
 from pipec.backends.fpga.engines.norm import ROW_OPS, Norm
@@ -176,6 +178,30 @@ def test_a_board_with_a_fast_clock_has_deep_pipelines(tmp_path: Path, precision:
         depths[clock] = sum(i.declared_depth or 0 for i in intervals(stage))
     assert depths[200] < depths[300]
     assert not all(i.ok for i in loops_in(stages_in(tmp_path / "200")[0] / "src", 300.0))
+
+
+TYPES = ("float32", "bfloat16", "float16", "ap_fixed<24,8>", "ap_fixed<8,4>")
+
+
+@needs_clang
+@pytest.mark.parametrize("clock", [200, 300])
+def test_types_of_single_layers_hold_what_they_declare(tmp_path: Path, clock: int) -> None:
+    """Each type to each other one, and a row unit in each: loops, depths and pauses."""
+    tour = [0, *(b for _, b in nx.eulerian_circuit(nx.complete_graph(len(TYPES), nx.DiGraph)))]
+    layers, types = list[nn.Module](), list[str]()
+    for kind in (TYPES[k] for k in tour):
+        units = [nn.Linear(4, 4), *[nn.LayerNorm(4)] * (kind not in types)]
+        layers += units
+        types += [kind] * len(units)
+    precision = "; ".join(["float32", *(f"{k} = {kind}" for k, kind in enumerate(types))])
+    (tmp_path / "clock.toml").write_text(f'[[device]]\nkind = "vcu118"\nclock = "{clock} MHz"\n')
+    graph = trace(nn.Sequential(*layers), (torch.randn(4, 4),), source=Source("torch", "tour"))
+    cluster = load_cluster(tmp_path / "clock.toml")
+    (design,) = designs_of(make_plan(graph, cluster, "fpga", options={"precision": precision}))
+    write_stage(design, tmp_path / "stage", golden=None)
+    found = intervals(tmp_path / "stage")
+    assert sum("cast" in i.engine and i.kind.startswith("map") for i in found) >= 20
+    assert {i.engine: (i.depth, i.declared_depth) for i in found if not i.ok} == {}
 
 
 @pytest.mark.parametrize("clock", CLOCKS)
