@@ -39,6 +39,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 _SERVER = """
 import contextlib, io, json, os, sys
+import pytest
 from pipec.cli.main import main
 
 for line in sys.stdin:
@@ -47,12 +48,12 @@ for line in sys.stdin:
     sys.argv, code = ["pipec", *words], 0
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
-            main()
+            code = pytest.main(words[1:]) if words[0] == "pytest" else main()
         except SystemExit as ended:
             code = ended.code
     print(json.dumps([code or 0, out.getvalue(), err.getvalue()]), flush=True)
 """
-"""Commands one after the other in one interpreter, which sees the plug-in."""
+"""Commands, and pytest, one after the other in one interpreter, which sees the plug-in."""
 
 
 class Installed:
@@ -142,16 +143,9 @@ def test_a_front_end_reads_folders_of_transformers(run: Installed, tmp_path: Pat
 
 def test_an_external_backend_passes_the_suite_of_the_own_ones(run: Installed) -> None:
     suite = ROOT / "tests/plugin/test_conformance.py"
-    words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(run.site)]
-    done = subprocess.run(
-        [sys.executable, *words, str(suite)],
-        env=run.environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout
-    assert " passed" in done.stdout
+    options = ("-q", "--capture=sys", "--assert=plain", "-p", "no:cacheprovider")
+    told = run("pytest", *options, "--rootdir", run.site, suite)
+    assert " passed" in told
 
 
 def test_what_runs_is_what_was_emitted(run: Installed, tmp_path: Path) -> None:
