@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.cli.running import Pipec
 from tests.runtime.pipelines import emitted
 
 ROUNDS = 40
@@ -60,11 +61,14 @@ def lose(agent: subprocess.Popen[bytes]) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_whose_agent_is_killed_ends_and_goes_on_with_the_same_bits(tmp_path: Path) -> None:
+def test_a_run_whose_agent_is_killed_ends_and_goes_on_with_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     emitted(tmp_path / "out", devices=2)
     (tmp_path / "data.py").write_text(DATA)
-    whole = [sys.executable, "-m", "pipec", *RUN, "--local", "--save", "whole.safetensors"]
-    subprocess.run(whole, cwd=tmp_path, env=ALONE, check=True)
+    monkeypatch.chdir(tmp_path)
+    whole = Pipec(monkeypatch, capsys)(*RUN, "--local", "--save", "whole.safetensors")
+    assert whole.code == 0, whole.err
     first, second = agents(tmp_path, 0, slow=0.03)
     try:
         deadline = time.monotonic() + 300
