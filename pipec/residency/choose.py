@@ -25,7 +25,7 @@ FEW = 12
 """Values of which all sets are looked at, for the part that leaves first."""
 _SOME = 1e-6
 """A fraction of a value from which on all of it may be recomputed."""
-STARTS, MANY = (10, 2), 100
+STARTS, MANY = (10, 2), 40
 """Most unlike decisions that are improved: of up to so many values, and of more.
 
 Of more values one that does not fit is not, once another one does.
