@@ -42,7 +42,7 @@ from pipec.frontends.trace import Loss, trace
 from pipec.graph.ir import Source
 from pipec.plan.model import Plan
 from pipec.runtime.allocations import CudaAllocator
-from pipec.runtime.device import device_of
+from pipec.runtime.device import device_of, split_gpu_blocks
 from pipec.runtime.distributed import DistributedPipeline, process_group
 from pipec.runtime.executor import Batch, Settings
 from pipec.runtime.host_memory import keep_freed_memory
@@ -266,6 +266,7 @@ def run_ranks(jobs: Jobs, device: str) -> None:
     """Run the ranks: on a GPU this is one, on CPUs two are forked, so that models are cut once."""
     torch.set_num_threads(1)
     keep_freed_memory()
+    split_gpu_blocks()
     models = models_on(device)
     made = {m: {s: cut(models[m], s, device) for s in schedules} for m, schedules in jobs.items()}
     if device != "cpu":

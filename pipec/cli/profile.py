@@ -32,7 +32,7 @@ from pipec.graph.ir import origin
 from pipec.plan.model import Plan
 from pipec.plan.store import load_plan
 from pipec.runtime.builders import optimizer_from_text
-from pipec.runtime.device import device_of, local_device
+from pipec.runtime.device import device_of, local_device, split_gpu_blocks
 from pipec.runtime.distributed import process_group
 from pipec.runtime.executor import Settings
 from pipec.runtime.ranks import start_ranks
@@ -75,8 +75,10 @@ def command(model: str, **given: Any) -> None:
     """
     check_output(given["output"], ".json")
     device = given["device"]
-    if device == "cuda" and not torch.cuda.is_available():
-        raise CostError("this machine has no usable GPU", got=device, hint="use --device cpu")
+    if device == "cuda":
+        if not torch.cuda.is_available():
+            raise CostError("this machine has no usable GPU", got=device, hint="use --device cpu")
+        split_gpu_blocks()
     how = Measuring(device, given["warmup"], given["repeats"])
     if Path(model).is_dir():
         refuse(_OF_A_MODEL, "not for a directory, whose plan has it")

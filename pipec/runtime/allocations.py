@@ -37,6 +37,15 @@ def counting(executor: Executor) -> Iterator["CudaAllocator | Allocations"]:
         yield found
 
 
+def _note(
+    kernels: dict[str, int], func: OpOverload, arguments: Sequence[object], lent: int, made: int
+) -> None:
+    """Note the bytes that an op was lent, if they are more than it made."""
+    if lent > made:
+        key = kernel_key(func, arguments)
+        kernels[key] = max(lent, kernels.get(key, 0))
+
+
 class CudaAllocator(TorchDispatchMode):
     """Bytes that the caching allocator has given out and not yet got back.
 
@@ -72,10 +81,8 @@ class CudaAllocator(TorchDispatchMode):
         peak = self.peak
         held = self.reset()
         result = func(*args, **(kwargs or {}))
-        lent = self._count("peak")
-        if lent > self._count("current"):
-            key = kernel_key(func, tree_leaves((args, kwargs or {})))
-            self.kernels[key] = max(lent - held, self.kernels.get(key, 0))
+        lent, made = self._count("peak") - held, self._count("current") - held
+        _note(self.kernels, func, tree_leaves((args, kwargs or {})), lent, made)
         self._before = peak
         return result
 
@@ -125,9 +132,7 @@ class Allocations(TorchDispatchMode):
         given, before = {storage_key(t) for t in operands}, self.live
         self._add((t for t in tree_leaves(result) if isinstance(t, torch.Tensor)), given)
         self.peak = max(self.peak, before + lent)
-        if lent > self.live - before:
-            key = kernel_key(func, arguments)
-            self.kernels[key] = max(lent, self.kernels.get(key, 0))
+        _note(self.kernels, func, arguments, lent, self.live - before)
         return result
 
     def _run(

@@ -1,6 +1,7 @@
 """``pipec profile DIRECTORY``: what it measures is what the next compile predicts with."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -101,6 +102,25 @@ def test_options_that_a_directory_does_not_read_are_refused(
         done = pipec("profile", *given, "-o", tmp_path / "written.json")
         assert done.code == 2, given
         assert str(given[-2] if given[0] is trained else given[1]) in done.err
+
+
+def test_a_gpus_allocator_is_set_before_the_gpu_is_asked_for_anything(
+    tmp_path: Path, model: list[str], pipec: Pipec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first question to CUDA sets the allocator up as the environment then says."""
+
+    def name() -> str:
+        set_then.append(os.environ.get("PYTORCH_ALLOC_CONF"))
+        return "a name that no preset has"
+
+    set_then: list[str | None] = []
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "")
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF")  # what is set here ends with the test
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", name)
+    told = pipec("profile", model[0], "--device", "cuda", "-o", tmp_path / "costs.json")
+    assert "no known kind" in told.err
+    assert set_then == ["expandable_segments:True"]
 
 
 def test_a_stage_of_an_inference_that_takes_longer_than_its_nodes_is_cut_shorter() -> None:
