@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from benchmarks.hls_check.found import Array, Interval
+from benchmarks.hls_check.found import Array, Interval, engine_in
 from benchmarks.hls_check.ir import Function, functions
 from benchmarks.hls_check.operators import Delays
 from benchmarks.hls_check.recurrence import Body
@@ -36,6 +36,13 @@ _CALLED = re.compile(r"(?<!void )\b(\w+)[<(]")
 _GLOBAL = re.compile(
     r"^(@(?:\"[^\"]+\"|[-\w.$]+)) = .*?(?:global|constant) ((?:\[\d+ x )+)", re.MULTILINE
 )
+LEAST = {
+    "pipec_pipeline": {"II": 1},
+    "pipec_fire": {"II": 1, "DEPTH": 1},
+    "pipec_gap": {"pause": 0},
+    "pipec_distance": {"distance": 1},
+}
+"""What calls that stand for pragmas and firings are given, and the least that it can be."""
 FLAGS = [
     "-std=c++17",
     "-O2",
@@ -69,7 +76,8 @@ def intervals(stage: Path) -> list[Interval]:
         stage: Its directory, ``stage.json`` included.
 
     Raises:
-        BackendError: There is no clang, or it refuses the code; a loop is left in a pipelined one.
+        BackendError: There is no clang, or it refuses the code; a loop is left in a pipelined one;
+            an interval, depth, pause or distance is one that no pipeline can have.
     """
     return loops_in(stage / "src", float(read_record(stage)["clock_mhz"]))
 
@@ -82,6 +90,8 @@ def loops_in(source: Path, clock_mhz: float) -> list[Interval]:
     """
     found, delays = parse(source), Delays(clock_mhz)
     bodies = [(f, found.arrays, delays, found.sizes) for f in found.functions]
+    for function in found.functions:
+        _check_marks(function)
     return [i for kind in (_loops, _pauses) for body in bodies for i in kind(*body)]
 
 
@@ -125,6 +135,21 @@ def parse(source: Path) -> Code:
         text = _ir(folder)
     sizes = {n: tuple(map(int, re.findall(r"\d+", d))) for n, d in _GLOBAL.findall(text)}
     return Code(functions(text), arrays, sizes)
+
+
+def _check_marks(function: Function) -> None:
+    """Refuse what is no constant, and constants that no pipeline can have."""
+    for mark in (i for i in function if i.callee):
+        limits = next((m for name, m in LEAST.items() if name in mark.callee), {})
+        given = re.findall(r"i32 (?:noundef )?([^,)\s]+)", mark.rest)
+        for (name, least), value in zip(limits.items(), given, strict=False):
+            constant = value.lstrip("-").isdigit()
+            if not constant or int(value) < least:
+                raise BackendError(f"the emitted code declares an impossible {name}",
+                                   where=f"engine {engine_in(function.name)}",
+                                   got=value if constant else "no constant",
+                                   want=f"a constant of {least} or more",
+                                   hint="do not edit src/types.h; emit the stage anew")  # fmt: skip
 
 
 def _loops(

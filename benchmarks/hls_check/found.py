@@ -56,13 +56,12 @@ class Interval:
     @property
     def kind(self) -> str:
         """Name of the engine's template."""
-        return ([n for n in names_in(self.function) if n != "detail"] + ["", ""])[1]
+        return kind_in(self.function)
 
     @property
     def engine(self) -> str:
         """Name of the engine's configuration, or of the engine if it has none."""
-        names = names_in(self.function)
-        return names[names.index("cfg") + 1] if "cfg" in names else self.kind
+        return engine_in(self.function)
 
     @property
     def path(self) -> str:
@@ -124,6 +123,17 @@ def names_in(mangled: str) -> tuple[str, ...]:
             found.append(name)
             at += len(name)
     return tuple(found)
+
+
+def kind_in(mangled: str) -> str:
+    """Name of the engine's template in the mangled name of its function."""
+    return ([n for n in names_in(mangled) if n != "detail"] + ["", ""])[1]
+
+
+def engine_in(mangled: str) -> str:
+    """Name of the engine's configuration there, or of the engine if it has none."""
+    names = names_in(mangled)
+    return names[names.index("cfg") + 1] if "cfg" in names else kind_in(mangled)
 
 
 def last_name(mangled: str) -> str:

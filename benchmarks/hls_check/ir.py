@@ -52,7 +52,7 @@ class Instruction:
     @cached_property
     def numbers(self) -> list[int]:
         """Constant arguments of a call, 32 bits each."""
-        return [int(n) for n in re.findall(r"i32 (?:noundef )?(\d+)", self.rest)]
+        return [int(n) for n in re.findall(r"i32 (?:noundef )?(-?\d+)", self.rest)]
 
     @cached_property
     def callee(self) -> str:

@@ -51,13 +51,13 @@ def main(folders: tuple[Path, ...], *, everything: bool, as_json: bool) -> None:
     """Check the pipelined loops of FOLDERS, which pipec wrote."""
     try:
         stages = [s for f in folders for s in stages_in(f)]
-        found = {str(s): intervals(s) for s in stages}
         pragmas = [f"{s}/{wrong}" for s in stages for wrong in lint(s)]
+        click.echo("".join(f"{wrong}\n" for wrong in pragmas), nl=False, err=as_json)
+        found = {str(s): intervals(s) for s in stages}
     except PipecError as error:
         raise click.ClickException(str(error)) from error
     loops = [i for rows in found.values() for i in rows]
     red = bool(pragmas) or not all(i.ok for i in loops)
-    click.echo("".join(f"{wrong}\n" for wrong in pragmas), nl=False, err=as_json)
     if as_json:
         data = {
             s: [

@@ -9,6 +9,7 @@ import networkx as nx
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 from torch import Tensor, nn
 
 from benchmarks.hls_check.compiled import intervals, loops_in, parse
@@ -17,7 +18,7 @@ from benchmarks.hls_check.ir import Loop
 from benchmarks.hls_check.operators import CLOCKS, Delays
 from benchmarks.hls_check.recurrence import Body
 from benchmarks.hls_check.schedule import HAND_OVER as LEAST
-from benchmarks.hls_check.stages import stages_in
+from benchmarks.hls_check.stages import main, stages_in
 from pipec.backends.fpga.arithmetic import operators, step_depth
 from pipec.backends.fpga.designs import designs_of
 from pipec.backends.fpga.emit.beside import files_beside, share
@@ -26,6 +27,7 @@ from pipec.backends.fpga.engines.norm import ROW_OPS, Norm
 from pipec.backends.fpga.engines.perm import Perm
 from pipec.backends.fpga.engines.steps import BINARY, UNARY
 from pipec.backends.fpga.links import HAND_OVER
+from pipec.cluster.cluster import parse_cluster
 from pipec.cluster.file import load_cluster
 from pipec.compiler.driver import emit, make_plan
 from pipec.frontends.trace import trace
@@ -178,6 +180,29 @@ def test_a_board_with_a_fast_clock_has_deep_pipelines(tmp_path: Path, precision:
         depths[clock] = sum(i.declared_depth or 0 for i in intervals(stage))
     assert depths[200] < depths[300]
     assert not all(i.ok for i in loops_in(stages_in(tmp_path / "200")[0] / "src", 300.0))
+
+
+@needs_clang
+def test_a_depth_written_by_hand_is_found(tmp_path: Path) -> None:
+    """The line that differs from ``stage.json``, what is wrong with it, and exit code 1."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Sigmoid())
+    graph = trace(model, (torch.randn(1, 4),), source=Source("torch", "two"))
+    (design,) = designs_of(make_plan(graph, parse_cluster("1xvcu118"), "fpga"))
+    write_stage(design, tmp_path, golden=None)
+    assert CliRunner().invoke(main, [str(tmp_path)]).exit_code == 0
+    types, depth = tmp_path / "src" / "types.h", f"DEPTH = {design.engine('sigmoid_map').depth};"
+    text = types.read_text()
+    assert text.count(depth) == 1
+    for wrong, said in {
+        -3: "impossible DEPTH\n  where: engine sigmoid_map\n  got:   -3\n  want:  a constant of 1",
+        3_000_000_000: "got:   -1294967296",
+        2: "deeper than declared",
+    }.items():
+        types.write_text(text.replace(depth, f"DEPTH = {wrong};"))
+        red = CliRunner().invoke(main, [str(tmp_path)])
+        assert red.exit_code == 1
+        assert f"[bound] sigmoid_map::DEPTH is {wrong}, stage.json gives" in red.output
+        assert said in red.output
 
 
 TYPES = ("float32", "bfloat16", "float16", "ap_fixed<24,8>", "ap_fixed<8,4>")

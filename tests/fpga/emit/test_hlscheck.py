@@ -8,6 +8,7 @@ import pytest
 from benchmarks.hls_check.compiled import loops_in
 from benchmarks.hls_check.found import Interval, last_name, names_in
 from benchmarks.hls_check.ir import functions
+from pipec.errors import BackendError
 
 needs_clang = pytest.mark.skipif(shutil.which("clang-14") is None, reason="needs clang-14")
 
@@ -201,3 +202,31 @@ def test_what_cannot_be_analysed_is_no_success(tmp_path: Path) -> None:
     (tmp_path / "stage_top.cpp").write_text(text.replace("FIRE(1, 30);", ""))
     (found,) = loops_in(tmp_path, 300.0)
     assert (found.declared, found.least, found.declared_depth, found.ok) == (1, 4, None, False)
+
+
+SAYS = "#pragma HLS DEPENDENCE variable = line type = inter direction = RAW distance = {} true\n"
+
+
+@needs_clang
+@pytest.mark.parametrize(
+    ("old", "new", "name", "got", "least"),
+    [("FIRE(1, 30)", "FIRE(1, {})", "DEPTH", "0", 1), ("FIRE(1,", "FIRE({},", "II", "-1", 1),
+     ("II = 1", "II = {}", "II", "0", 1), ("FIRE(1,", "GAP({}); FIRE(1,", "pause", "-1", 0),
+     ("FIRE(1, 30)", "FIRE(1, {})", "DEPTH", "n", 1),
+     ("distance = 9", "distance = {}", "distance", "-9", 1)],
+)  # fmt: skip
+def test_what_no_pipeline_can_have_is_refused(
+    tmp_path: Path, old: str, new: str, name: str, got: str, least: int
+) -> None:
+    """What is no constant, and each declared number below its least one, which is accepted."""
+    body = "line[k] += in.read(); out.write(line[k ^ 1]);"
+    before = "static float line[64];\n" + SAYS.format(9)
+    text = KERNEL.format(body=body, before=before, trip=64, depth=30)
+    assert old in text
+    (tmp_path / "stage_top.cpp").write_text(text.replace(old, new.format(got)))
+    with pytest.raises(BackendError, match=f"impossible {name}\n  where: engine work\n") as error:
+        loops_in(tmp_path, 300.0)
+    said = "no constant" if got == "n" else got
+    assert f"got:   {said}\n  want:  a constant of {least} or more\n  hint" in str(error.value)
+    (tmp_path / "stage_top.cpp").write_text(text.replace(old, new.format(least)))
+    assert loops_in(tmp_path, 300.0)
