@@ -19,6 +19,8 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping
 
+import numpy as np
+
 from pipec.backends.fpga.design import DdrPort, StageDesign
 from pipec.backends.fpga.engines.base import Engine, busy_cycles
 from pipec.backends.fpga.engines.memory import Load
@@ -28,6 +30,7 @@ from pipec.backends.fpga.engines.network import MemoryPorts, Network
 from pipec.backends.fpga.engines.parts import PORT_BITS, Memory
 from pipec.backends.fpga.engines.tiles import ceil_div, divisors
 from pipec.backends.fpga.fifo import busiest
+from pipec.backends.fpga.memory import check_limits
 from pipec.backends.fpga.numbers import bits_of
 from pipec.cluster.device import PROCESSOR_PORTS, Device, FpgaResources
 
@@ -86,11 +89,11 @@ def slots_for(rate: float, rounds: int) -> int:
     return max(1, math.ceil(rate * rounds - 1e-9))
 
 
-def with_banks(design: StageDesign, device: Device) -> StageDesign | None:
+def with_banks(design: StageDesign, device: Device) -> StageDesign | tuple[str, ...]:
     """The design with every memory client on a port, its interval and depth those of its slots.
 
-    None if there are not slots enough for every engine to keep up with the one that it feeds, or a
-    table is larger than the memory behind a port.
+    The limits that are exceeded if there are not slots enough for every engine to keep up with the
+    one that it feeds, or tables are larger than the memory behind the ports.
     """
     if device.fpga is None or not design.ddr:
         return design
@@ -106,18 +109,17 @@ def with_banks(design: StageDesign, device: Device) -> StageDesign | None:
     }
     free = dict.fromkeys(banks_of(device.fpga), SLOTS)
     where = assign_banks(slots, free, sizes, memory_ports(device).room)
-    return None if where is None else _pace_by_slots(design, slots, where, rounds)
+    return where if isinstance(where, tuple) else _pace_by_slots(design, slots, where, rounds)
 
 
 def with_slots(
     design: StageDesign, device: Device, known: Mapping[str, str] | None = None
-) -> StageDesign | None:
+) -> StageDesign | tuple[str, ...]:
     """The design with time slots for its movers, at the least interval at which they suffice.
 
     What engines that read weights leave of a port's table is divided more finely among the movers,
     which are many and want little each: K*A slots in rounds of K periods. Groups of memory ports
-    whose data lies in a bank already are ``known``. None if what reads weights leaves too little of
-    the memory's time.
+    whose data lies in a bank already are ``known``. If it is too little, the limits exceeded.
     """
     movers = [port for port in design.ddr if port.carries is not None]
     if not movers or device.fpga is None:
@@ -131,20 +133,21 @@ def with_slots(
     rounds, interval = period(device) * finer, max(design.interval, 1)
     slowest = _SLOWEST * interval
     tokens = {p.engine: design.streams[p.carries.stream].tokens for p in movers if p.carries}
-    while interval <= slowest:
+    while True:
         longest = {name: max(interval // count, 1) for name, count in tokens.items()}
         rates = {p.engine: p.word_bits / PORT_BITS / longest[p.engine] for p in movers}
         slots = {name: slots_for(rate, rounds) for name, rate in rates.items()}
         wanted: dict[str, int] = defaultdict(int)
         for port in movers:
             wanted[port.group] += slots[port.engine]
-        banked = assign_banks(wanted, free, known=known)
-        if banked is not None:
+        banked = assign_banks(wanted, free, None, memory_ports(device).room, known)
+        if not isinstance(banked, tuple):
             where = {p.engine: banked[p.group] for p in movers}
             found = _pace_by_slots(design, slots, where, rounds, 1e6 * design.clock_mhz / interval)
             return dataclasses.replace(found, interval=max(interval, busiest(found)[0]))
         interval = math.ceil(interval * _STEP)
-    return None
+        if interval > slowest:
+            return banked
 
 
 def _pace_by_slots(
@@ -182,7 +185,7 @@ def assign_banks(
     sizes: Mapping[str, int] | None = None,
     room: float = math.inf,
     known: Mapping[str, str] | None = None,
-) -> dict[str, str] | None:
+) -> dict[str, str] | tuple[str, ...]:
     """A bank for every client, the most demanding first.
 
     Each takes the emptiest bank; where slots run out in that way, the fullest that has enough.
@@ -195,7 +198,7 @@ def assign_banks(
         known: Clients whose data already lie in a bank.
 
     Returns:
-        None if a client finds no bank.
+        The limits that are exceeded, each with by how much, if a client finds no bank.
     """
     sizes, known = sizes or dict.fromkeys(slots, 0), known or {}
     order = sorted(slots, key=lambda name: (name not in known, -slots[name], -sizes[name]))
@@ -212,7 +215,14 @@ def assign_banks(
             found[name] = bank
         else:
             return found
-    return None
+    whole, most, total = sum(slots.values()), max(free.values()), sum(sizes.values())
+    needs = np.array((whole, max(slots.values()), total, max(sizes.values())), np.float64)
+    limits = np.array((sum(free.values()), most, len(free) * room, room))
+    names = ("time slots", "time slots of one port", "bytes of memory", "bytes behind one port")
+    return check_limits(names, needs, limits) or (
+        f"{whole:,} time slots and {total:,} bytes of {len(slots)} clients do not divide among "
+        f"{len(free)} memory ports of at most {most:,} slots and {room:,.0f} bytes",
+    )
 
 
 def block_of(nest: Mvu, share: int) -> int:

@@ -297,9 +297,8 @@ def fit_design(
     """
     ported = dataclasses.replace(design, ddr=design.ddr or ddr_ports(design))
     banked = ported if design.ddr else with_banks(ported, board.device)
-    if banked is None:
-        clients = f"{len(ported.ddr)} readers of DDR, more than its ports have slots or room for"
-        return Shortage((clients,))
+    if isinstance(banked, tuple):
+        return Shortage(banked)
     use = Option(items=list(fifos), ported=max(board.ported, len({p.bank for p in banked.ddr})))
     for engine in banked.engines:
         use.add(engine)

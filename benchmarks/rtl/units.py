@@ -168,7 +168,7 @@ _UNITS = {
          "C_OUT": lambda n, e: n.channels_out, "L_OUT": lambda n, e: n.lanes_out},
     ),
     "repeat": _Kind("repeat_unit", "OUTER INNER TIMES", lanes="outputs"),
-    "gather": _Kind("gather", "N ENTRIES CF LANES"),
+    "gather": _Kind("gather", "ENTRIES CF LANES", {"N": lambda n, e: n.rows}),
     "load": _Kind("fetch", "WORDS REPEAT LANES"),
     "const": _Kind("fetch", "LANES", {"WORDS": lambda n, e: n.tokens}),
     "matmul": _Kind("matmul", "BLOCKS VECTORS NF SF PE SIMD LOAD B_LANES", _BYTES),

@@ -7,35 +7,25 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from pipec.backends.fpga.arithmetic import ADDRESS, MEMORY, PICK
-from pipec.backends.fpga.engines.base import Adapters, Folded, Layer, Nest, Tables
+from pipec.backends.fpga.engines.base import Adapters, Folded, Layer, Nest, Rows, Tables
 from pipec.backends.fpga.engines.gear import regrouping
 from pipec.backends.fpga.engines.parts import PORT_BITS
 from pipec.backends.fpga.engines.route import rows_table
-from pipec.backends.fpga.engines.tiles import ceil_div
 from pipec.backends.fpga.numbers import bits_of
 from pipec.backends.fpga.runs import Loop, Run, Runs
 
 
 @dataclass(frozen=True)
-class Gather(Nest):
-    """Row lookup (embedding): ``for v in n: i = read in0; for c in cf: write table[i][c]``.
+class Gather(Rows):
+    """Row lookup (embedding): ``for v in rows: i = read in0; for c in cf: write table[i][c]``.
 
-    The index token has one lane of an integer type. Table: role ``table``
-    ``[entries][cf][lanes]``.
+    The index token has one lane of an integer type. Role ``table``: ``[entries][cf][lanes]``.
     """
 
-    constants = "N CF LANES ENTRIES"
+    constants = "N=rows CF LANES ENTRIES"
     tables = ("table",)
 
-    n: int
-    entries: int
-    channels: int
-    lanes: int = 1
-
-    @property
-    def cf(self) -> int:
-        """Tokens per row."""
-        return ceil_div(self.channels, self.lanes)
+    entries: int = 1
 
     def fold(self, layer: Layer, target: int, dtype: str, block: int = 0) -> Folded:
         nest = dataclasses.replace(self, lanes=layer.row_lanes(target))
@@ -43,7 +33,7 @@ class Gather(Nest):
         return Folded(nest, nest.lanes, 2 * PICK + ADDRESS + MEMORY + 1, table)
 
     def runs(self, ii: int, inputs: int) -> Runs:
-        return (Loop(self.n, (Run(1, ii, 1, 1), Run(self.cf - 1, ii, 0, 1))),)
+        return (Loop(self.rows, (Run(1, ii, 1, 1), Run(self.cf - 1, ii, 0, 1))),)
 
     def compute(self, layer: Layer, reads: Sequence[Tensor], table: Tables) -> Tensor:
         return table(layer.tables["table"])[reads[0].reshape(-1)]

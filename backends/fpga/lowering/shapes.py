@@ -225,7 +225,7 @@ def embedding(b: Builder, node: fx.Node) -> Value:
         raise UnsupportedError("an embedding of a rank 4 index")
     (entries, channels), shape = shape_of(weight), shape_of(node)
     table = b.constants.table(weight, (entries, channels), (0, 1))
-    nest = Gather(math.prod(shape) // channels, entries, channels)
+    nest = Gather(math.prod(shape) // channels, channels, entries=entries)
     return b.put(
         nest, node, (value.use(1),), View.of(shape, range(len(shape))), channels,
         dtype=b.stream_type(node), tables={"table": table},

@@ -169,7 +169,6 @@ def _ties(networks: Sequence[Network]) -> Iterator[tuple[Edge, Edge]]:
 def _real_edges(networks: Sequence[Network]) -> Iterator[Edge]:
     """Every edge that somebody reads as real numbers."""
     for k, network in enumerate(networks):
-        uses = [u for y in network.layers for u in y.inputs]
-        uses += [p.use for p in network.outputs]
+        uses = [*(u for y in network.layers for u in y.inputs), *(p.use for p in network.outputs)]
         for edge in dict.fromkeys(u.edge for u in uses if u.dtype != "int32"):
             yield k, edge

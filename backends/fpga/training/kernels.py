@@ -262,8 +262,8 @@ def _complete(
     """F and B with movers, laid out; what they lack if that does not fit the board."""
     moving = with_fifos(with_movers(whole, places, tuple(PREFIX.values())), tuple(PREFIX.values()))
     moved = with_slots(moving, board.device)
-    if moved is None:
-        return Shortage(("time slots of memory ports: readers of weights leave too few",))
+    if isinstance(moved, tuple):
+        return Shortage(moved)
     if between := make_saved_kernel(whole, features, whole.name):  # it takes room too
         moved = dataclasses.replace(moved, limits=board.beside(between.resources).limits)
     ends = interface(*split(moved))

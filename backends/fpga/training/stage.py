@@ -95,7 +95,8 @@ def make_stage(
     count, clock = ROW * (parameters[-1].first + parameters[-1].rows), board.fabric.clock_hz
     kernel = with_movers(update_kernel(count, board.limits.ddr / clock), UPDATED)
     kernel = bind_to(kernel, board, f"{name}_update")
-    kernel = with_slots(kernel, board.device) or kernel
+    moved = with_slots(kernel, board.device)
+    kernel = kernel if isinstance(moved, tuple) else moved
     kinds = {item: Memory.LUT for e in kernel.engines for item in items_of(e)}  # it is small
     update = allocate(kernel, kinds, interface(kernel))
     beside = board.beside(update.resources)
@@ -103,8 +104,9 @@ def make_stage(
     kernels = kernels_on(networks, beside, name, phases, sets)
     banks = {p.group: p.bank for p in kernels.B.ddr if p.group == SUMS}
     slotted = with_slots(update, board.device, banks)
-    if slotted is None:
-        raise BackendError("the board's memory has no room for the update's traffic", where=name)
+    if isinstance(slotted, tuple):
+        raise BackendError("the board's memory has no room for the update's traffic", where=name,
+                           got="; ".join(slotted))  # fmt: skip
     return TrainedStage(phases, kernels, slotted, parameters, sets)
 
 

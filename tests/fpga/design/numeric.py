@@ -238,7 +238,7 @@ def _matmul(n: Matmul, engine: Engine, args: Sequence[Array]) -> list[Array]:
 @run.register
 def _gather(n: Gather, engine: Engine, args: Sequence[Array]) -> list[Array]:
     index = args[0].reshape(-1).astype(np.int64)
-    assert len(index) == n.n
+    assert len(index) == n.rows
     return [table(engine, "table")[index].reshape(-1, n.lanes)]
 
 

@@ -1,5 +1,6 @@
 """Memory ports: who gets which, how many slots, and that nothing is slowed down without need."""
 
+import re
 from dataclasses import replace
 from itertools import combinations, pairwise
 
@@ -18,17 +19,21 @@ from pipec.backends.fpga.banks import (
     period,
     slots_for,
     with_banks,
+    with_slots,
 )
 from pipec.backends.fpga.cycles import network_of, steady_state
-from pipec.backends.fpga.design import StageDesign
+from pipec.backends.fpga.design import DdrPort, StageDesign
 from pipec.backends.fpga.engines.memory import Load
 from pipec.backends.fpga.engines.mvu import Mvu
 from pipec.backends.fpga.fifo import size_fifos
 from pipec.backends.fpga.folding import design_at
 from pipec.backends.fpga.lowering.lower import lower
-from pipec.backends.fpga.search import Board, Search
+from pipec.backends.fpga.search import Board, Search, bind_to
+from pipec.backends.fpga.training.movers import with_movers
+from pipec.backends.fpga.training.update import UPDATED, update_kernel
 from pipec.cluster.device import Device
 from pipec.cluster.presets import preset
+from pipec.errors import BackendError
 from tests.fpga.design.models import graph_of, made
 
 
@@ -72,7 +77,7 @@ def test_ports_have_the_linkers_names(board: str, names: tuple[str, ...]) -> Non
 @pytest.mark.parametrize(("ports", "interval"), [(1, 3_000), (2, 1_000), (32, 400)])
 def test_slots_are_handed_out_once_and_suffice(ports: int, interval: int) -> None:
     design = with_banks(before := streaming(interval), narrow(ports, 19.2e9 * ports))
-    assert design is not None
+    assert isinstance(design, StageDesign)
     held: dict[str, int] = {}
     for port in design.ddr:
         assert port.slots > 0
@@ -90,9 +95,10 @@ def test_slots_are_handed_out_once_and_suffice(ports: int, interval: int) -> Non
 def test_too_little_bandwidth_leaves_no_slots() -> None:
     slow = narrow(1, bandwidth=4.0e9)  # four fifths of it are a quarter of a beat per cycle
     assert period(slow) == 4 * SLOTS
-    assert with_banks(streaming(3_000), slow) is None
+    assert with_banks(streaming(3_000), slow) == ("88 time slots of 64 (24 too many)",)
+    assert isinstance(with_banks(streaming(3_000), narrow(2, bandwidth=8.0e9)), StageDesign)
     design = with_banks(before := streaming(10_000), slow)
-    assert design is not None
+    assert isinstance(design, StageDesign)
     assert size_fifos(design).interval == before.interval
 
 
@@ -108,7 +114,7 @@ def test_two_banks_are_filled_wherever_clients_can_be_parted(slots: list[int]) -
         for n in range(len(slots) + 1)
         for half in combinations(slots, n)
     )
-    if found is None:
+    if isinstance(found, tuple):
         assert not possible or sum(slots) > 2 * SLOTS - 4
     else:
         held = [sum(names[n] for n, b in found.items() if b == bank) for bank in found.values()]
@@ -119,18 +125,60 @@ def test_no_bank_holds_more_than_there_is_room() -> None:
     slots, sizes = {"a": 1, "b": 1, "c": 1}, {"a": 60, "b": 50, "c": 40}
     free = {"HBM[0]": SLOTS, "HBM[1]": SLOTS}
     found = assign_banks(slots, free, sizes, 100)
-    assert found is not None
+    assert isinstance(found, dict)
     assert sorted(sum(sizes[n] for n in sizes if found[n] == b) for b in set(found.values())) in (
         [50, 100],
         [60, 90],
     )
-    assert assign_banks(slots, free, sizes, 80) is None
+    assert assign_banks(slots, free, sizes, 80) == (
+        "3 time slots and 150 bytes of 3 clients do not divide among 2 memory ports of at most "
+        "64 slots and 80 bytes",
+    )
+    assert assign_banks(slots, free, sizes, 74) == ("150 bytes of memory of 148 (2 too many)",)
+    over = "65 time slots of one port of 64 (1 too many)"
+    assert assign_banks({"a": SLOTS + 1, "b": 1}, free) == (over,)
     board = narrow(4)
-    assert with_banks(streaming(3_000), board) is not None
+    assert isinstance(with_banks(streaming(3_000), board), StageDesign)
     tables = [w.bits // 8 for e in streaming(3_000).engines if isinstance(e.nest, Load)
               for w in e.weights]  # fmt: skip
-    assert with_banks(streaming(3_000), replace(board, memory_bytes=4 * max(tables))) is not None
-    assert with_banks(streaming(3_000), replace(board, memory_bytes=4 * max(tables) - 4)) is None
+    enough = replace(board, memory_bytes=4 * max(tables))
+    assert isinstance(with_banks(streaming(3_000), enough), StageDesign)
+    lacks = with_banks(streaming(3_000), replace(board, memory_bytes=4 * max(tables) - 4))
+    most = max(tables)
+    assert lacks == (f"{most:,} bytes behind one port of {most - 1:,} (1 too many)",)
+
+
+def test_a_refusal_names_what_memory_ports_lack() -> None:
+    """Weights of 9.4 MiB lie in half a MiB: in all, and the largest layer behind its port."""
+    sizes = [64, 512, 512, 512, 512, 1024, 1024, 64]
+    model = torch.nn.Sequential(*(torch.nn.Linear(a, b) for a, b in pairwise(sizes)))
+    board = narrow(1)
+    assert board.fpga is not None
+    small = replace(board.fpga, bram36=1_800, uram=0, lut=600_000)
+    board = replace(board, fpga=small, memory_bytes=1 << 19)
+    network = lower(graph_of(model, torch.randn(1, 64)))
+    with pytest.raises(BackendError) as error:
+        Search(network, Board(board, "float32")).best()
+    found = re.findall(r"([\d,]+) bytes .*? of 524,288 \(([\d,]+) too many\)", str(error.value))
+    numbers = [[int(n.replace(",", "")) for n in pair] for pair in found]
+    largest, every = 4 * 1024 * 1024, 4 * sum(a * b for a, b in pairwise(sizes))
+    assert numbers == [[n, n - (1 << 19)] for n in (every, largest)]
+
+
+def test_movers_without_time_slots_name_them() -> None:
+    """Readers of weights hold all of them, or leave one of a finer table for each of five."""
+    board = Board(narrow(1))
+    design = bind_to(with_movers(update_kernel(1 << 12, 1.0), UPDATED), board, "update")
+    assert len(design.ddr) == 5
+
+    def beside(held: int) -> StageDesign | tuple[str, ...]:
+        """Movers beside a reader of weights that holds so many slots."""
+        reader = DdrPort("gmem", "load", 512, 0, 0.0, bank="DDR[0]", slots=held)
+        return with_slots(replace(design, ddr=(*design.ddr, reader)), board.device)
+
+    lacks = ("5 time slots of 0 (5 too many)", "2 time slots of one port of 0 (2 too many)")
+    assert beside(SLOTS) == lacks
+    assert isinstance(beside(SLOTS - 5), StageDesign)
 
 
 @given(st.floats(1e-6, 1.0), st.integers(SLOTS, 20 * SLOTS))

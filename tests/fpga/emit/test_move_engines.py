@@ -107,9 +107,9 @@ def test_constants_and_lookups(tmp_path: Path) -> None:
     words = {"table": padded(constant, 2).reshape(-1, 2)}
     cases = [
         Case("const", Const(3, 5, 2), [], [(constant, 2)], words),
-        Case("embed", Gather(5, 9, 10, 4), [(index, 1)], rows, entries),
+        Case("embed", Gather(5, 10, 4, 9), [(index, 1)], rows, entries),
         Case(
-            "embed_three", Gather(5, 9, 10, 3), [(index, 1)],
+            "embed_three", Gather(5, 10, 3, 9), [(index, 1)],
             [(table[index[:, 0]], 3)], {"table": padded(table, 3)},
         ),
     ]  # fmt: skip

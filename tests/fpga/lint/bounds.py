@@ -14,6 +14,7 @@ from tests.fpga.lint.source import Block, Finding
 OTHER_NAMES: dict[str, Callable[[Any], int]] = {
     "ks": lambda n: n.taps // n.kp,
     "c": lambda n: n.channels,
+    "n": lambda n: n.rows,
     "c_in": lambda n: n.channels_in,
     "c_out": lambda n: n.channels_out,
     "b_c": lambda n: n.b_sizes[-1],
