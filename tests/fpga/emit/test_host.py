@@ -14,6 +14,7 @@ import torch
 
 from pipec.backends.fpga.banks import banks_of, ddr_ports, with_banks
 from pipec.backends.fpga.csim.run import load_stages
+from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.emit.link import Site
 from pipec.backends.fpga.emit.stage import Golden, write_stage
 from pipec.backends.fpga.engines.mvu import Mvu
@@ -72,7 +73,7 @@ def hosted(name: str, board: str, folder: Path) -> Path:
     found = size_fifos(design_at(network, 4_000, streamed=streamed))
     device = preset(board)
     design = with_banks(replace(found, ddr=ddr_ports(found), device=board), device)
-    assert design is not None
+    assert isinstance(design, StageDesign)
     assert device.fpga is not None
     inputs = {graph.inputs[-1].name: x}
     write_stage(

@@ -30,7 +30,7 @@ def design() -> StageDesign:
     streamed = {layer.name: 1 for layer in network.layers if isinstance(layer.nest, Mvu)}
     found = size_fifos(design_at(network, 4_000, streamed=streamed))
     banked = with_banks(replace(found, ddr=ddr_ports(found)), preset("u280"))
-    assert banked is not None
+    assert isinstance(banked, StageDesign)
     return banked
 
 
@@ -209,7 +209,7 @@ def test_a_zynq_reads_the_memory_of_its_processor(design: StageDesign) -> None:
         {"HPC0": 0, "HPC1": 1, "HP0": 2, "HP1": 3, "HP2": 4, "HP3": 5},
     )
     banked = with_banks(replace(design, ddr=ddr_ports(design)), zcu102)
-    assert banked is not None
+    assert isinstance(banked, StageDesign)
     site = Site.of(zcu102.fpga)
     found = connect(banked, site)
     text = block_design(banked, found)
