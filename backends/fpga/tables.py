@@ -10,7 +10,7 @@ from pipec.backends.fpga.cpp import cpp_type, identifier
 from pipec.backends.fpga.design import DdrPort, Port, StageDesign
 from pipec.backends.fpga.engines.base import Engine
 from pipec.backends.fpga.engines.memory import Load
-from pipec.backends.fpga.engines.mover import Accumulate, Mover
+from pipec.backends.fpga.engines.mover import Mover
 from pipec.backends.fpga.engines.parts import PORT_BITS, Memory, Weight
 from pipec.backends.fpga.engines.tiles import ceil_div
 from pipec.backends.fpga.numbers import bits_of, encode
@@ -119,11 +119,10 @@ def scalars(design: StageDesign) -> tuple[str, ...]:
 
 
 def _pointer(design: StageDesign, port: DdrPort, carried: Port) -> Pointer:
-    """Where values move through memory; sums are in float32."""
+    """Where values move through memory."""
     stream, nest = design.streams[carried.stream], design.engine(port.engine).nest
     assert isinstance(nest, Mover)
-    element = "float" if isinstance(nest, Accumulate) else cpp_type(stream.dtype)
-    word = f"vec<{element}, {stream.lanes}>"
+    word = f"vec<{cpp_type(nest.stored or stream.dtype)}, {stream.lanes}>"
     return Pointer(identifier(port.name), word, math.prod(nest.ring), port, mover=nest)
 
 

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from pipec.backends.fpga.cpp import cpp_type, identifier
 from pipec.backends.fpga.design import Port, StageDesign, Stream
-from pipec.backends.fpga.engines.mover import Accumulate
 from pipec.backends.fpga.numbers import decode, encode, file_type
 from pipec.backends.fpga.tables import pointers
 from pipec.errors import BackendError
@@ -124,7 +123,7 @@ def wires_of(design: StageDesign) -> tuple[Wire, ...]:
         if p.port is None or p.port.carries is None or not p.crosses:
             continue
         stream = design.streams[p.port.carries.stream]
-        if isinstance(p.mover, Accumulate):
-            stream = dataclasses.replace(stream, dtype="float32")
+        if p.mover is not None and p.mover.stored:
+            stream = dataclasses.replace(stream, dtype=p.mover.stored)
         found.append(Wire(p.name, not p.writes, p.port.carries, stream, in_memory=True))
     return tuple(found)

@@ -19,12 +19,14 @@ class Mover(Nest):
     Attributes:
         counts: Its arguments that number microbatches; none if what it moves stays in a kernel.
         writes: Whether it writes to memory.
+        stored: Type of the numbers that lie there, if not that of its stream.
         tokens: Per frame; ``lanes`` elements of each.
         slots: Frames, or chunks, that lie in memory.
     """
 
     counts: ClassVar[tuple[str, ...]] = (MICROBATCH,)
     writes: ClassVar[bool]
+    stored: ClassVar[str] = ""
 
     tokens: int
     lanes: int
@@ -78,6 +80,7 @@ class Accumulate(Mover):
     constants = "TOKENS LANES FIRINGS"
     counts = (MICROBATCH, MICROBATCHES)
     writes = True
+    stored = "float32"
     updates = True
 
     least: int = 0
@@ -95,11 +98,11 @@ class Accumulate(Mover):
         return (Run(1, (silent + 1) * ii, 1), Run(self.tokens - 1, ii, 1))
 
     def logic(self, dtype: str) -> tuple[float, float]:
-        dsp, lut = step_cost("add", "float32")
+        dsp, lut = step_cost("add", self.stored)
         return (self.lanes * dsp, self.lanes * lut)
 
     def adapters(self, dtype: str) -> Adapters:
-        bits = self.lanes * bits_of("float32")
+        bits = self.lanes * bits_of(self.stored)
         return ((bits, True), (bits, False))
 
 

@@ -108,8 +108,7 @@ def _engine(name: str, nest: Mover, streams: _Streams, node: str, dtype: str, mo
 
 
 def _port(name: str, engine: Engine, stream: Stream, carried: Port, group: str) -> DdrPort:
-    sums = isinstance(engine.nest, Accumulate)  # read and written, in float32
-    bits = 2 * 32 * stream.lanes if sums else stream.token_bits
+    bits = sum(bits for bits, _ in engine.nest.adapters(stream.dtype))
     nbytes = stream.tokens * bits // 8
     return DdrPort(name, engine.name, bits, nbytes, 0.0, carries=carried, group=group)
 
