@@ -1,6 +1,6 @@
 """Loops and pauses of all models, one line per model, one column per precision.
 
-    python -m benchmarks.hls_check.table [MODEL ...]
+    python -m benchmarks.hls_check.table [--precision TYPE ...] [MODEL ...] [training]
 
 The check is that of `benchmarks.hls_check`, on four VCU118; models of one op and the kernels of
 training (forward, backward, saved values and update of the models in `tests.fpga.training.models`,
@@ -8,10 +8,11 @@ float32) have one board. A cell is the number of loops and pauses that are as th
 ``k of n`` where some are not. Exit status 1 then.
 """
 
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+
+import click
 
 from benchmarks._fpga_models import NAMES
 from benchmarks.fpga_conformance import UNCUT
@@ -23,6 +24,7 @@ from pipec.compiler.driver import default_passes, emit, make_plan
 from tests.fpga.lint.stage import lint
 from tests.fpga.training.models import MODELS
 
+TRAINING = "training"
 Count = tuple[int, int]
 """Loops and pauses that are as declared, and all."""
 
@@ -65,21 +67,24 @@ def row(name: str, cells: Sequence[Count]) -> str:
     return f"{name:14} {' '.join(f'{format_cell(c):>14}' for c in cells)}".rstrip()
 
 
-def main(names: Sequence[str]) -> int:
-    """Print the table; 1 if a loop or a pause is not as the code declares."""
-    print(f"{'model':14} {' '.join(f'{p:>14}' for p in PRECISIONS)}")
+@click.command()
+@click.argument("names", nargs=-1, type=click.Choice([*NAMES, TRAINING]))
+@click.option("--precision", "precisions", multiple=True, default=PRECISIONS)
+def main(names: tuple[str, ...], precisions: tuple[str, ...]) -> None:
+    """Print the table; status 1 if a loop or a pause is not as the code declares."""
+    print(f"{'model':14} {' '.join(f'{p:>14}' for p in precisions)}")
     rows = []
-    for name in names or NAMES:
-        rows.append([count(name, precision) for precision in PRECISIONS])
+    for name in [n for n in names or NAMES if n != TRAINING]:
+        rows.append([count(name, precision) for precision in precisions])
         print(row(name, rows[-1]), flush=True)
     columns = [list(zip(*column, strict=True)) for column in zip(*rows, strict=True)]
     total = [(sum(good), sum(every)) for good, every in columns]
     print(row("all", total), flush=True)
-    training = [] if names else [count_in_training()]
+    training = [count_in_training()] if not names or TRAINING in names else []
     for found in training:
-        print(row("training", [found]), flush=True)
-    return int(any(good != every for good, every in [*total, *training]))
+        print(row(TRAINING, [found]), flush=True)
+    raise SystemExit(any(good != every for good, every in [*total, *training]))
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main()

@@ -3,15 +3,16 @@
 import dataclasses
 import math
 import shutil
+from itertools import islice, pairwise
 from pathlib import Path
 
-import networkx as nx
 import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
 from torch import Tensor, nn
 
+from benchmarks.hls_check import __main__ as table
 from benchmarks.hls_check.compiled import intervals, loops_in, parse
 from benchmarks.hls_check.found import Interval, names_in
 from benchmarks.hls_check.ir import Loop
@@ -27,6 +28,7 @@ from pipec.backends.fpga.engines.norm import ROW_OPS, Norm
 from pipec.backends.fpga.engines.perm import Perm
 from pipec.backends.fpga.engines.steps import BINARY, UNARY
 from pipec.backends.fpga.links import HAND_OVER
+from pipec.backends.fpga.lowering.types import own_type, parse_types
 from pipec.cluster.cluster import parse_cluster
 from pipec.cluster.file import load_cluster
 from pipec.compiler.driver import emit, make_plan
@@ -212,9 +214,8 @@ TYPES = ("float32", "bfloat16", "float16", "ap_fixed<24,8>", "ap_fixed<8,4>")
 @pytest.mark.parametrize("clock", [200, 300])
 def test_types_of_single_layers_hold_what_they_declare(tmp_path: Path, clock: int) -> None:
     """Each type to each other one, and a row unit in each: loops, depths and pauses."""
-    tour = [0, *(b for _, b in nx.eulerian_circuit(nx.complete_graph(len(TYPES), nx.DiGraph)))]
     layers, types = list[nn.Module](), list[str]()
-    for kind in (TYPES[k] for k in tour):
+    for kind in islice(table.in_turn(TYPES), len(TYPES) * (len(TYPES) - 1) + 1):
         units = [nn.Linear(4, 4), *[nn.LayerNorm(4)] * (kind not in types)]
         layers += units
         types += [kind] * len(units)
@@ -227,6 +228,15 @@ def test_types_of_single_layers_hold_what_they_declare(tmp_path: Path, clock: in
     found = intervals(tmp_path / "stage")
     assert sum("cast" in i.engine and i.kind.startswith("map") for i in found) >= 20
     assert {i.engine: (i.depth, i.declared_depth) for i in found if not i.ok} == {}
+
+
+def test_layers_of_a_mixed_model_have_types_in_turn() -> None:
+    """Each pair of types once in twenty steps, and each node its own of these."""
+    for types in (TYPES, table.TYPES):
+        assert len({*pairwise(islice(table.in_turn(types), 21))}) == 20
+    graph = trace(Rows(), (torch.randn(1, 16, 12),), source=Source("torch", "rows"))
+    own, calls = parse_types(table.mix(graph)).own, list(graph.calls)
+    assert [own_type(n, own) for n in calls] == [*islice(table.in_turn(table.TYPES), len(calls))]
 
 
 @pytest.mark.parametrize("clock", CLOCKS)
