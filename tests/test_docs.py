@@ -16,6 +16,7 @@ import pytest
 
 import pipec
 from pipec.cli.main import cli, main
+from tests.runtime import jobs, processes
 from tests.scripts import load_script
 
 ROOT = Path(__file__).parent.parent
@@ -58,14 +59,15 @@ def test_blocks_run_and_print_what_the_page_says(
         end = block.end()
 
 
-ALONE = ("pipec examples", "pipec run out")
-"""Commands in a process of their own: one that loads no torch, one whose ranks are processes."""
+TORCHRUN = "torchrun --standalone --nproc-per-node "
+processes.PRELOADED += [f"transformers.models.{n}.modeling_{n}" for n in ("gpt2", "llama")]
 
 
 def run_commands(block: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run each line behind a dollar; what it prints stands below it, `...` for any text.
 
-    Most of `pipec` and of `python` runs in this process: loading torch takes seconds.
+    Most of `pipec` and of `python` runs in this process, and ranks are forked from one that has
+    loaded torch and models, which takes seconds; `pipec examples` needs neither.
     """
     environment = {"COLUMNS": "80", "OMP_NUM_THREADS": "1"}
     for name, value in environment.items():
@@ -73,7 +75,11 @@ def run_commands(block: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for part in block.removeprefix("$ ").split("\n$ "):
         command, _, want = part.partition("\n")
         words = shlex.split(command)
-        if words[0] in ("pipec", "python") and not command.startswith(ALONE):
+        if command.startswith("pipec run out"):
+            got = run_ranks(words)
+        elif command.startswith(TORCHRUN):
+            got = run_under_torchrun(command.removeprefix(TORCHRUN).split())
+        elif words[0] in ("pipec", "python") and not command.startswith("pipec examples"):
             got = run_here(words, monkeypatch)
         else:
             got = run_alone(command)
@@ -96,6 +102,21 @@ def run_here(words: list[str], monkeypatch: pytest.MonkeyPatch) -> str:
 def run_script(path: str) -> None:
     with warnings.catch_warnings(record=True, action="default"):  # as `python` has them
         runpy.run_path(path, run_name="__main__")
+
+
+def run_ranks(words: list[str]) -> str:
+    said = Path("said").absolute()
+    process = processes.launch(words[1:], said, Path.cwd(), forks=True)
+    process.join(600)
+    assert process.exitcode == 0, f"{words}: {said.read_text()}"
+    return said.read_text()
+
+
+def run_under_torchrun(words: list[str]) -> str:
+    said = Path("said").absolute()
+    said.unlink(missing_ok=True)
+    processes.elastic(jobs.script, words[1:], said, Path.cwd(), ranks=int(words[0]))
+    return said.read_text()
 
 
 def run_alone(command: str) -> str:

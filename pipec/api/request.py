@@ -1,7 +1,7 @@
 """What is compiled and how, besides the model: for `pipec.compile` and ``pipec compile`` alike."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pipec.cluster.cluster import Cluster
@@ -16,7 +16,9 @@ from pipec.errors import PassError, PipecError
 from pipec.explore.rebatch import Rebatched
 from pipec.explore.search import Search
 from pipec.frontends.base import Loaded, LoadOptions
-from pipec.graph.ir import OutputKind
+from pipec.frontends.factory import is_factory
+from pipec.frontends.load import load
+from pipec.graph.ir import Graph, OutputKind
 from pipec.plan.model import Plan
 from pipec.schedule.registry import ASYNCHRONOUS
 
@@ -165,8 +167,13 @@ class Request:
 
     def search(self, loaded: Loaded, spec: str, options: LoadOptions) -> Search:
         """The exploration of all that is left open; arguments as of `plan`."""
+
+        def read(shapes: Mapping[str, tuple[int, ...]]) -> Graph:
+            return load(spec, replace(options, shapes={**options.shapes, **shapes})).graph
+
+        again = loaded.resized if is_factory(spec) else read if spec else None
         return Search(
-            Rebatched(loaded.graph, spec, options), self._add_costs(), self.backend.name,
+            Rebatched(loaded.graph, again), self._add_costs(), self.backend.name,
             batch=self.batch, schedules=self.schedules, stages=self.stages,
             microbatches=self.microbatches, costs=self._costs(loaded),
             settings=self._settings(loaded), cached=self.cached, asynchronous=self.asynchronous,

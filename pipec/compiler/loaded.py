@@ -9,6 +9,7 @@ from pipec.graph.axes import Axes
 from pipec.graph.ir import Graph
 
 Gradients = Callable[[Mapping[str, Tensor], Mapping[str, Tensor]], dict[str, Tensor]]
+Resize = Callable[[Mapping[str, tuple[int, ...]]], Graph]
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Loaded:
         inner: What the engine of a quantised file computes for nodes of the graph on inputs by
             name: by node. None of other models.
         axes: Axes of its inputs that it leaves open; none unless they were asked for.
-        resized: With open axes, traces it at other shapes of its inputs, by name.
+        resized: Traces a module, or a file with open axes, at other shapes of its inputs, by name.
         draws_apart: Whether ``original`` is run by an engine that draws random numbers of its own.
     """
 
@@ -36,5 +37,5 @@ class Loaded:
     gradients: Gradients | None = None
     inner: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] | None = None
     axes: Axes = field(default_factory=Axes)
-    resized: Callable[[Mapping[str, tuple[int, ...]]], Graph] | None = None
+    resized: Resize | None = None
     draws_apart: bool = False

@@ -1,13 +1,12 @@
 """A model traced at other batch sizes than the one that its author or file gave."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TypeVar
 
+from pipec.compiler.loaded import Resize
 from pipec.errors import FrontendError, PipecError
-from pipec.frontends.base import LoadOptions
-from pipec.frontends.load import load
-from pipec.graph.ir import Graph, InputKind, tensors
+from pipec.graph.ir import Graph, InputKind, tensor
 
 _T = TypeVar("_T")
 
@@ -35,13 +34,11 @@ class Rebatched:
 
     Attributes:
         graph: The model as it was read first; its rows are those of the batch.
-        spec: Where it can be read again; empty for a model in memory, which has one size.
-        options: Options with which it was read.
+        resized: Traces it at other shapes; None for a model in memory, which has one size.
     """
 
     graph: Graph
-    spec: str = ""
-    options: LoadOptions = field(default_factory=LoadOptions)
+    resized: Resize | None = None
     _known: dict[int, Graph | PipecError] = field(default_factory=dict)
 
     def trace_at(self, samples: int) -> Graph:
@@ -56,15 +53,11 @@ class Rebatched:
         batch = self.graph.rows
         if samples == batch:
             return self.graph
-        if not self.spec:
+        if self.resized is None:
             raise FrontendError(
                 "a model in memory has one batch size", got=samples, want=f"{batch} samples"
             )
-        nodes = self.graph.nodes
-        inputs = {
-            i.name: tuple(tensors(nodes[i.node])[0].shape)
-            for i in self.graph.inputs_of(InputKind.INPUT)
-        }
-        shapes = {n: (samples, *s[1:]) for n, s in inputs.items() if s[:1] == (batch,)}
-        options = replace(self.options, shapes={**self.options.shapes, **shapes})
-        return load(self.spec, options).graph
+        inputs = self.graph.inputs_of(InputKind.INPUT)
+        shapes = {i.name: tensor(self.graph.nodes[i.node]).shape for i in inputs}
+        batched = {n: (samples, *s[1:]) for n, s in shapes.items() if s[:1] == (batch,)}
+        return self.resized(batched)

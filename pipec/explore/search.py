@@ -44,7 +44,7 @@ def content_key(maker: Maker, candidates: Sequence[Candidate], batch: int, **mor
         "candidates": [str(c) for c in candidates],
         "more": more,
         "batch": [batch, maker.traced_batch],
-        "made": [maker.target, bool(maker.model.spec), maker.costs is None],
+        "made": [maker.target, bool(maker.model.resized), maker.costs is None],
         "options": {name: str(value) for name, value in maker.options.items()},
     }
     return text_digest(json.dumps(content, sort_keys=True))[:32]
@@ -163,7 +163,7 @@ class Search:
                     got=name,
                     hint=f"{plain_name(name)} without them; pipec compile --schedule takes them",
                 )
-        kept = None if self.model.spec else maker.traced_batch
+        kept = None if self.model.resized else maker.traced_batch
         every = list_candidates(
             self.cluster, batch, names, trains=maker.trains, asynchronous=self.asynchronous,
             microbatches=self.microbatches, microbatch=kept,

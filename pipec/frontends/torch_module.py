@@ -25,7 +25,7 @@ from pipec.frontends.culprits import culprits
 from pipec.frontends.factory import FactoryResult, as_loss, call_factory, call_loss, is_factory
 from pipec.frontends.leaves import Call, write_value
 from pipec.frontends.trace import MODEL, Flat, Loss, check_loss, trace
-from pipec.graph.ir import MEMORY, Source
+from pipec.graph.ir import MEMORY, Graph, Source
 from pipec.graph.tensor_type import has_data, weights_digest
 
 
@@ -50,7 +50,7 @@ class TorchModuleFrontend(Frontend):
         made = call_factory(spec, options.seed)
         if options.loss:
             made = replace(made, loss=call_loss(options.loss, options.seed))
-        return _load(made, options, "factory", spec)
+        return _load(made, options, Source("factory", spec, "", {}))
 
 
 def from_module(
@@ -80,10 +80,10 @@ def from_module(
     name = type(module).__name__
     options = options or LoadOptions(training=loss is not None)
     made = FactoryResult(module, example_inputs, None if loss is None else as_loss(loss, name))
-    return _load(made, options, MEMORY, name)
+    return _load(made, options, Source(MEMORY, name, "", {}))
 
 
-def _load(made: FactoryResult, options: LoadOptions, kind: str, location: str) -> Loaded:
+def _load(made: FactoryResult, options: LoadOptions, source: Source) -> Loaded:
     module, where = made.module, type(made.module).__name__
     options = options.decide_training(brings_loss=made.loss is not None)
     if options.bind:
@@ -107,7 +107,8 @@ def _load(made: FactoryResult, options: LoadOptions, kind: str, location: str) -
     own = replace(options, eager=tuple(eager), open=False, paired=False)
     target = write_value(loss.target, iter(loss.inputs)) if loss else None
     used = own.record(call=call.record, target=target)
-    source = Source(kind, location, weights_digest(dict(flat.state_dict())), used)
+    digest = source.sha256 or weights_digest(dict(flat.state_dict()))
+    source = replace(source, sha256=digest, options=used)
     with mode(module, training=bool(options.training)):
         graph = trace(
             module,
@@ -119,13 +120,14 @@ def _load(made: FactoryResult, options: LoadOptions, kind: str, location: str) -
             autocast=options.autocast,
             eager=eager,
         )
+
+    def resize(shapes: Mapping[str, tuple[int, ...]]) -> Graph:
+        return _load(made, replace(options, shapes={**options.shapes, **shapes}), source).graph
+
     known = bool(options.training) and not any(map(is_random, graph.calls))
-    return Loaded(
-        graph,
-        flat.inputs,
-        _original(flat, training=bool(options.training)),
-        _gradients(flat) if known else None,
-    )
+    original = _original(flat, training=bool(options.training))
+    gradients = _gradients(flat) if known else None
+    return Loaded(graph, flat.inputs, original, gradients, resized=resize)
 
 
 class _FunctionModule(nn.Module):
@@ -231,13 +233,8 @@ def _original(flat: Flat, *, training: bool) -> Callable[[Mapping[str, Tensor]],
 def _gradients(flat: Flat) -> Gradients:
     def run(inputs: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The gradients of the loss by eager autograd; zeros where it depends on nothing."""
-        held = {
-            n: weights.get(n.removeprefix(MODEL), p)
-            .detach()
-            .clone()
-            .requires_grad_(p.requires_grad)
-            for n, p in flat.named_parameters()
-        }
+        own = ((n, p, weights.get(n.removeprefix(MODEL), p)) for n, p in flat.named_parameters())
+        held = {n: w.detach().clone().requires_grad_(p.requires_grad) for n, p, w in own}
         trained = {n: p for n, p in held.items() if p.requires_grad}
         state = {**held, **{name: b.clone() for name, b in flat.named_buffers()}}
         tensors = tuple(inputs[name].clone() for name in flat.inputs)

@@ -21,6 +21,7 @@ from pipec.explore.search import Search
 from pipec.frontends.base import LoadOptions
 from pipec.frontends.load import load
 from pipec.graph.ir import InputKind
+from pipec.graph.serialize import graph_to_json
 from pipec.plan.model import Plan
 from pipec.plan.store import load_plan
 from pipec.schedule.action import ActionKind
@@ -99,9 +100,9 @@ def test_no_baseline_makes_a_faster_plan(devices: str, link: Link, memory: float
 def test_the_plan_is_what_was_chosen(spec: str, tmp_path: Path) -> None:
     """Replicas, microbatches and their size, recompute and offload; and it is kept and found."""
     options = LoadOptions(training=True)
-    graph = load(spec, options).graph
+    loaded = load(spec, options)
     cluster = linked("4xv100", Link(1e9, 1e-6), 4.4e6)
-    model = Rebatched(graph, spec, options)
+    model = Rebatched(loaded.graph, loaded.resized)
     search = Search(model, cluster, batch=256, schedules=NAMES, cached=False)
     found, plan = search.run()
     best = found.best.candidate
@@ -121,10 +122,24 @@ def test_the_plan_is_what_was_chosen(spec: str, tmp_path: Path) -> None:
     assert load_plan(tmp_path / "out").explored == plan.explored
 
 
+def test_a_module_at_another_size_is_what_its_file_gives_there(spec: str) -> None:
+    """Of the weights that it has, which are neither made nor read again."""
+    options = LoadOptions(training=True)
+    loaded = load(spec, options)
+    found = Rebatched(loaded.graph, loaded.resized).trace_at(6)
+    shapes = {i.name: (6, 256) for i in found.inputs_of(InputKind.INPUT)}
+    read = load(spec, dataclasses.replace(options, shapes=shapes)).graph
+    assert graph_to_json(found) == graph_to_json(read)
+    assert found.source == read.source
+    for name, weight in loaded.graph.weights.items():
+        assert found.weights[name].data_ptr() == weight.data_ptr()
+
+
 def test_memory_that_binds_is_met_in_the_plan(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(refine, "WORK", 5_000)
     options = LoadOptions(training=True)
-    model = Rebatched(load(spec, options).graph, spec, options)
+    loaded = load(spec, options)
+    model = Rebatched(loaded.graph, loaded.resized)
     roomy = Search(
         model,
         linked("2xv100", Link(1e12, 0.0)),
@@ -157,8 +172,9 @@ def test_explored_again_it_is_the_same(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     options = LoadOptions(training=True)
+    loaded = load(spec, options)
     search = Search(
-        Rebatched(load(spec, options).graph, spec, options),
+        Rebatched(loaded.graph, loaded.resized),
         parse_cluster("2xv100"),
         batch=16,
         schedules=("1f1b",),
@@ -236,7 +252,7 @@ def test_a_number_of_microbatches_that_is_fixed_is_tried_however_large() -> None
     found, _ = dataclasses.replace(search, microbatches=64).run()
     assert {p.candidate.microbatches * p.candidate.replicas for p in found.predictions} == {64}
     assert {p.candidate.depth for p in found.predictions} == {1, 2}
-    alone = dataclasses.replace(search, model=dataclasses.replace(maker.model, spec=""))
+    alone = dataclasses.replace(search, model=dataclasses.replace(maker.model, resized=None))
     kept, _ = dataclasses.replace(alone, batch=34 * maker.traced_batch).run()
     assert {p.candidate.microbatch for p in kept.predictions} == {maker.traced_batch}
     with pytest.raises(PartitionError, match="a model in memory keeps its microbatch"):

@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import os
+import runpy
 import sys
 import tempfile
 from collections.abc import Callable
@@ -62,6 +63,7 @@ from tests.runtime.pipelines import (
     staged_graph,
     staged_once,
 )
+from tests.runtime.processes import print_to
 from tests.runtime.ranks import PATIENCE
 
 RUNS: dict[int, list[tuple[str, int, str, dict[str, object], float | None]]] = {
@@ -434,3 +436,11 @@ def command(directory: Path, words: list[list[str]]) -> None:
     sys.argv = ["pipec", *words[rank]]
     with (directory / f"says{rank}").open("w") as said, contextlib.redirect_stderr(said):
         main()
+
+
+def script(words: list[str], said: Path, folder: Path) -> None:
+    """A program with its arguments, in a folder; what it prints is in ``said``."""
+    print_to(said, folder)
+    sys.argv = words
+    sys.path.insert(0, str(folder))
+    runpy.run_path(words[0], run_name="__main__")

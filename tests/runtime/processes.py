@@ -16,23 +16,25 @@ from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from multiprocessing.util import get_temp_dir
 from pathlib import Path
-from types import FrameType
-from typing import Any
+from types import FrameType, SimpleNamespace
+from typing import IO, Any
 
 import torch.distributed as dist
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from pipec.cli.main import main
+from pipec.runtime import ranks as started
 
 _ROOT = Path(__file__).parents[2]
 _PATIENCE = 300.0
 """Seconds in which some rank must end, however busy the machine."""
-_PRELOADED = ["tests.runtime.ranks", "tests.runtime.jobs"]
+PRELOADED = ["tests.runtime.ranks", "tests.runtime.jobs"]
+"""What the server has imported when the first process is forked from it."""
 
 
 def _server() -> ForkServerContext:
     os.environ["OMP_NUM_THREADS"] = "1"
-    multiprocessing.set_forkserver_preload(_PRELOADED)
+    multiprocessing.set_forkserver_preload(PRELOADED)
     return multiprocessing.get_context("forkserver")
 
 
@@ -98,22 +100,70 @@ def alone(entry: Callable[..., None], *args: object, ranks: int, left: int = 0) 
     return codes
 
 
-def launch(words: Sequence[object], said: Path, folder: Path) -> ForkServerProcess:
-    """``pipec`` as a user types it in a folder; what it prints is in ``said``."""
-    process = _server().Process(target=_command, args=([*map(str, words)], said, folder))
+def launch(
+    words: Sequence[object], said: Path, folder: Path, *, forks: bool = False
+) -> ForkServerProcess:
+    """``pipec`` as a user types it in a folder; what it prints is in ``said``.
+
+    With ``forks`` its ranks are forked from it, without another start of Python.
+    """
+    said.unlink(missing_ok=True)
+    process = _server().Process(target=_command, args=([*map(str, words)], said, folder, forks))
     process.start()
     return process
 
 
-def _command(words: list[str], said: Path, folder: Path) -> None:
-    file = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+def _command(words: list[str], said: Path, folder: Path, forks: bool) -> None:
+    print_to(said, folder)
+    path = f"{_ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    os.environ |= {"PYTHONPATH": path, "COLUMNS": "200"}  # of the ranks that it starts
+    if forks:
+        vars(started)["subprocess"] = SimpleNamespace(Popen=_Forked)
+    sys.argv = ["pipec", *words]
+    main()
+
+
+def print_to(said: Path, folder: Path) -> None:
+    """What this process prints from now on is in a file; it works in a folder."""
+    file = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for number in (1, 2):
         os.dup2(file, number)
     os.chdir(folder)
-    path = f"{_ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-    os.environ |= {"PYTHONPATH": path, "COLUMNS": "200"}  # of the ranks that it starts
-    sys.argv = ["pipec", *words]
-    main()
+
+
+class _Forked:
+    """A rank of ``pipec run``: what `subprocess.Popen` of the same command is to its launcher."""
+
+    def __init__(
+        self,
+        words: list[str],
+        env: dict[str, str],
+        stderr: IO[bytes],
+        preexec_fn: Callable[[], None],
+    ) -> None:
+        assert words[:4] == [sys.executable, "-P", "-m", "pipec"]
+        kind = multiprocessing.get_context("fork")
+        self._process = kind.Process(target=self._run, args=(words[4:], env, stderr, preexec_fn))
+        self._process.start()
+
+    @staticmethod
+    def _run(
+        words: list[str], env: dict[str, str], stderr: IO[bytes], first: Callable[[], None]
+    ) -> None:
+        first()
+        os.dup2(stderr.fileno(), 2)
+        os.environ |= env
+        sys.argv = ["pipec", *words]
+        main()
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def wait(self) -> None:
+        self._process.join()
 
 
 def _rank(entry: Callable[..., None], args: tuple[Any, ...], names: dict[str, object]) -> None:
