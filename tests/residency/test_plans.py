@@ -34,6 +34,7 @@ from pipec.schedule.channels import Channel
 from pipec.schedule.in_flight import in_flight
 from pipec.schedule.offload import insert_offload
 from pipec.schedule.schedule import Schedule
+from pipec.simulate.engine import Prepared
 from pipec.simulate.timeline import Timeline
 from tests.residency import trials
 from tests.trained import trained_mlp
@@ -100,12 +101,26 @@ def parts(plan: Plan, schedule: Schedule, stage: int, depths: tuple[int, ...]) -
     return found
 
 
-def together(plan: Plan, schedule: Schedule, chosen: tuple[Part, ...]) -> Timeline:
-    """The timeline of a plan of these parts."""
-    slots = [c for part in chosen for c in part.slots]
-    too = tuple(name for part in chosen for name in part.saved_too)
-    facts = replace(plan_facts(plan), stages=tuple(p.facts for p in chosen), saved_too=too)
-    return timeline_of(facts, insert_offload(schedule, slots) if slots else schedule)
+class Combined:
+    """The timelines of a plan of parts; where copies stand depends on slots but for their bytes."""
+
+    def __init__(self, plan: Plan, schedule: Schedule) -> None:
+        self.facts, self.schedule = plan_facts(plan), schedule
+        self._known: dict[tuple[Channel, ...], Prepared] = {}
+
+    def __call__(self, chosen: tuple[Part, ...]) -> Timeline:
+        slots = [c for part in chosen for c in part.slots]
+        too = tuple(name for part in chosen for name in part.saved_too)
+        facts = replace(self.facts, stages=tuple(p.facts for p in chosen), saved_too=too)
+        key = tuple(replace(c, nbytes=1) for c in slots)
+        if key not in self._known:
+            order = insert_offload(self.schedule, slots) if slots else self.schedule
+            self._known[key] = Prepared.of(order)
+        sizes = {c.name: c for c in slots}
+        like = self._known[key]
+        return timeline_of(
+            facts, like.resize([sizes.get(c.name, c) for c in like.schedule.channels])
+        )
 
 
 def stacked(stack: list[nn.Module], batch: int, first: int, last: int) -> Graph:
@@ -141,9 +156,9 @@ def optima(plan: Plan, schedule: Schedule, limits: list[float]) -> list[tuple[fl
     every = [parts(plan, schedule, s, (0, 1, 2)) for s in range(len(plan.stages))]
     if prod(map(len, every)) > PLANS:
         every = [parts(plan, schedule, s, (1,)) for s in range(len(plan.stages))]
-    kept = [those[0] for those in every]
+    kept, together = [those[0] for those in every], Combined(plan, schedule)
     least = [
-        [together(plan, schedule, (*kept[:s], p, *kept[s + 1 :])).seconds for p in those]
+        [together((*kept[:s], p, *kept[s + 1 :])).seconds for p in those]
         for s, those in enumerate(every)
     ]
     order = sorted(
@@ -155,7 +170,7 @@ def optima(plan: Plan, schedule: Schedule, limits: list[float]) -> list[tuple[fl
         if all(best_ <= seconds for best_, _ in found):
             break
         chosen = tuple(map(operator.getitem, every, at))
-        timeline = together(plan, schedule, chosen)
+        timeline = together(chosen)
         for k, limit in enumerate(limits):
             if max(timeline.peak_bytes) <= limit and timeline.seconds < found[k][0]:
                 found[k] = timeline.seconds, [p.fates for p in chosen]

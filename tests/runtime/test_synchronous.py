@@ -94,7 +94,7 @@ def test_copies_of_tied_weights_stay_equal_and_right_over_many_adam_steps(
     order = scheduled(plan, schedule, 2, **SCHEDULES[schedule])
     pipeline = LocalPipeline(plan, batches(case, plan.graph), Settings(adam), schedule=order)
     assert pipeline.program.tied
-    few, many = (2, 100) if schedule == "1f1b" else (2, 2)
+    few, many = (2, 20) if schedule == "1f1b" else (2, 2)
     losses = pipeline.run(few)
     want, weights = accumulated(case, module, adam, few, 2)
     assert losses == pytest.approx(want, abs=2e-6)
