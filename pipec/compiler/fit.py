@@ -129,6 +129,7 @@ class Fit:
         host: Whether values may leave for host memory; where forward and backward run on two
             devices, whether a part may leave, and come, while nothing is computed.
         tried: Choices that were simulated.
+        enough: Seconds of stages, each alone, with choices that fit.
     """
 
     plan: Plan
@@ -138,6 +139,7 @@ class Fit:
     recompute: bool
     host: bool
     tried: list[Sequence[Fates]] = field(default_factory=list, init=False)
+    enough: dict[int, float] = field(default_factory=dict)
     _known: dict[tuple[int, float], Residency] = field(default_factory=dict, init=False)
 
     def solve(self) -> PredictedChoice | None:
@@ -154,6 +156,7 @@ class Fit:
             timeline = self.simulate(chosen)
             over = self.excess(timeline)
             if over.max() <= 0:
+                self.enough.update((s, r.choice.seconds) for s, r in enumerate(chosen))
                 return PredictedChoice(chosen, timeline)
             worst, turn = int(over.argmax()), turn + 1
             if turn >= _ROUNDS or all(s in floors for s in self._stages_of(worst)):
@@ -300,7 +303,7 @@ class Fit:
             found, least = None, cap
             while found is None:
                 try:
-                    found = choose(self._problem(stage, least))
+                    found = choose(self._problem(stage, least), self.enough.get(stage, inf))
                 except DoesNotFitError as error:  # with that room another one may come out
                     floors[stage] = least = max(error.least * _MORE, least * _WIDER)
             self._known[stage, cap] = Residency.name_values(training, found)

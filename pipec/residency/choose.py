@@ -76,8 +76,12 @@ def _first_that_fits(problem: Problem, those: Iterable[Played]) -> Played:
     return min(played, key=lambda t: t.order)
 
 
-def choose(problem: Problem) -> Choice:
+def choose(problem: Problem, enough: float = np.inf) -> Choice:
     """The fastest residency found under the cap, with a bound on how much faster any can be.
+
+    Args:
+        problem: What is saved.
+        enough: Seconds of a choice that is known: what is slower in any case is not improved.
 
     Raises:
         DoesNotFitError: Nothing fits; the message says how much would.
@@ -86,7 +90,8 @@ def choose(problem: Problem) -> Choice:
     step = max(problem.step_seconds, 1e-30)
     near = step * (1 + CLOSE) + first.added_seconds
     best, *others = _starts(problem, first)
-    for start in (best, *others):
+    late = step + first.added_seconds > enough and best.seconds < np.inf
+    for start in () if late else (best, *others):
         lost = problem.values > MANY and start.seconds == np.inf > best.seconds
         if best.seconds > near and not lost:
             best = min(best, improve(problem, start), key=lambda t: t.order)
@@ -118,7 +123,7 @@ def _starts(problem: Problem, first: Bound) -> list[Played]:
             break
         found.append(_of_program(problem, program))
         near = problem.step_seconds * (1 + CLOSE) + program.added_seconds
-        if found[-1].seconds <= near:
+        if min(t.seconds for t in found) <= near:
             break
         cut = _unknown(problem, found[-1].decision)
         shrink = 1.0
@@ -249,14 +254,25 @@ _Fate = tuple[int, int]
 
 
 def improve(problem: Problem, best: Played) -> Played:
-    """Sweeps of changes to one value, the most expensive first, and exchanges of two."""
+    """Sweeps of changes to one value, the most expensive first, and exchanges of two.
+
+    What was no better for one value is not tried for its like: those of the same bytes and seconds,
+    with the same fate, between neighbours of the same fates.
+    """
+    worse = set[tuple[object, ...]]()
     for _ in range(SWEEPS):
         before = best
         cost = np.where(best.decision == RECOMPUTE, problem.recompute, 0.0)
         cost = np.where(np.isfinite(cost), cost, 0.0) + 1e-12 * problem.nbytes
         for v in np.argsort(-cost, kind="stable")[:MOVES].tolist():
             for fate in _fates(problem, v):
-                best = _try_fates(problem, best, {v: fate})
+                around = best.decision[max(v - 1, 0) : v + 2].tobytes()
+                like = problem.nbytes[v], problem.recompute[v], _fate(best, v), around, fate
+                if like not in worse:
+                    worse.add(like)
+                    last, best = best, _try_fates(problem, best, {v: fate})
+                    if best is not last:
+                        worse.clear()
         if problem.values * (problem.values - 1) / 2 <= MOVES:
             for v, w in combinations(range(problem.values), 2):
                 best = _exchange(problem, best, v, w)
