@@ -116,7 +116,7 @@ def _starts(problem: Problem, first: Bound) -> list[Played]:
     found = [play(problem, problem.keep_all())] if problem.behind is None else []
     if found and found[0].seconds < np.inf:
         return found
-    cuts, shrinks = list[Working](), iter(SHRINK)
+    cuts, shrinks, shrink = list[Working](), iter(SHRINK), 1.0
     program = first if problem.parts else bound(problem, decides=True)
     for _ in range(ROUNDS):
         if program.added_seconds == np.inf:
@@ -126,11 +126,10 @@ def _starts(problem: Problem, first: Bound) -> list[Played]:
         if min(t.seconds for t in found) <= near:
             break
         cut = _unknown(problem, found[-1].decision)
-        shrink = 1.0
-        if cut is None or cut in cuts or len(cuts) == CUTS:
+        new = [] if cut is None or cut in cuts or len(cuts) == CUTS else [cut]
+        if shrink < 1 or not new:
             shrink = next(shrinks, 0.0)
-        else:
-            cuts.append(cut)
+        cuts += new
         program = bound(problem, problem.cap * shrink, cuts, decides=True)
     found += [
         _first_that_fits(problem, _arrange(problem, decision))
@@ -254,25 +253,14 @@ _Fate = tuple[int, int]
 
 
 def improve(problem: Problem, best: Played) -> Played:
-    """Sweeps of changes to one value, the most expensive first, and exchanges of two.
-
-    What was no better for one value is not tried for its like: those of the same bytes and seconds,
-    with the same fate, between neighbours of the same fates.
-    """
-    worse = set[tuple[object, ...]]()
+    """Sweeps of changes to one value, the most expensive first, and exchanges of two."""
     for _ in range(SWEEPS):
         before = best
         cost = np.where(best.decision == RECOMPUTE, problem.recompute, 0.0)
         cost = np.where(np.isfinite(cost), cost, 0.0) + 1e-12 * problem.nbytes
         for v in np.argsort(-cost, kind="stable")[:MOVES].tolist():
             for fate in _fates(problem, v):
-                around = best.decision[max(v - 1, 0) : v + 2].tobytes()
-                like = problem.nbytes[v], problem.recompute[v], _fate(best, v), around, fate
-                if like not in worse:
-                    worse.add(like)
-                    last, best = best, _try_fates(problem, best, {v: fate})
-                    if best is not last:
-                        worse.clear()
+                best = _try_fates(problem, best, {v: fate})
         if problem.values * (problem.values - 1) / 2 <= MOVES:
             for v, w in combinations(range(problem.values), 2):
                 best = _exchange(problem, best, v, w)

@@ -5,6 +5,7 @@ import ctypes
 import numpy as np
 import pytest
 
+from pipec.residency.bound import bound
 from pipec.residency.choose import choose
 from pipec.residency.problem import Problem
 
@@ -26,3 +27,27 @@ def test_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
     choose(problem)
     ctypes.CDLL(None).fflush(None)
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(("alternates", "whole"), [(True, False), (False, True)])
+def test_tightened_programs_of_many_values_have_parts_only_where_microbatches_alternate(
+    alternates: bool, whole: bool
+) -> None:
+    rng = np.random.default_rng(0)
+    nbytes, again = rng.uniform(1, 9, 60), rng.uniform(0.1, 2, 60)
+    cap = float(nbytes.sum()) * 2
+    problem = Problem(nbytes, again, 9.0, 18.0, cap, 1.0, 4, alternates)
+    for given, rounded in ((None, True), (0.9 * cap, whole)):
+        parts = np.concatenate([(b := bound(problem, given)).offload, b.recompute])
+        assert (np.abs(parts - parts.round()).max() < 1e-6) == rounded
+
+
+def test_what_another_choice_beats_in_any_case_is_not_improved() -> None:
+    rng = np.random.default_rng(0)
+    *_, problem = (drawn(rng) for _ in range(10))
+    best, first = choose(problem), choose(problem, 0.0)
+    assert best.seconds < first.seconds
+    assert first.peak_bytes <= problem.cap
+    least = problem.step_seconds * (1 + best.bound)
+    for enough, want in ((best.seconds, best), (1.001 * least, best), (0.999 * least, first)):
+        assert choose(problem, enough).seconds == want.seconds
