@@ -18,7 +18,7 @@ from pipec.compiler.complete import host_channels
 from pipec.compiler.driver import make_plan
 from pipec.compiler.facts import plan_facts
 from pipec.compiler.fates import KEPT, FatePredictor, Fates
-from pipec.compiler.fit import Fit
+from pipec.compiler.fit import Fit, Residency
 from pipec.compiler.pass_manager import parse_pipeline
 from pipec.compiler.reside import best, find_schedule, make_applier
 from pipec.compiler.residency import StageWork, list_saved, list_work
@@ -30,6 +30,8 @@ from pipec.frontends.trace import Loss, trace
 from pipec.graph.ir import Graph, Source
 from pipec.plan.facts import StageFacts
 from pipec.plan.model import Plan
+from pipec.residency.choose import Choice, choose
+from pipec.residency.problem import Problem
 from pipec.schedule.channels import Channel
 from pipec.schedule.in_flight import in_flight
 from pipec.schedule.offload import insert_offload
@@ -287,3 +289,21 @@ def test_the_way_to_a_faster_plan_leads_through_several_that_are_too_full() -> N
     ).timeline
     assert max(found.peak_bytes) <= limit
     assert found.seconds <= fits.seconds + POINT * plain.seconds
+
+
+def test_a_freedom_knows_how_fast_stages_are_with_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = plan_of(6, 2, 8)
+    schedule = find_schedule(plan, "1f1b", MICROBATCHES)
+    limit = 0.9 * max(plan_timeline(plan, schedule).peak_bytes)
+    fit = Fit(plan, schedule, limit, make_applier(plan, schedule), recompute=True, host=True)
+    first, given = fit.solve(), list[float]()
+    assert first is not None
+    fates = [f for f in first.stages if isinstance(f, Residency)]
+
+    def noted(problem: Problem, enough: float) -> Choice:
+        given.append(enough)
+        return choose(problem, enough)
+
+    monkeypatch.setattr("pipec.compiler.fit.choose", noted)
+    fit.with_freedom(recompute=True, host=False).solve()
+    assert given[: len(fates)] == [f.choice.seconds for f in fates]
