@@ -268,9 +268,9 @@ def test_added_time_is_within_a_point_of_the_bound(
     plan = plan_of(layers)
     schedule = scheduled(plan, "1f1b", MICROBATCHES)
     timeline = plan_timeline(plan, schedule)
-    given = {"recompute": False, "host": False, **options}
+    again, host = (options.get(name, False) for name in ("recompute", "host"))
     limit = share * max(timeline.peak_bytes)
-    fit = Fit(plan, schedule, limit, make_applier(plan, schedule), **given)
+    fit = Fit(plan, schedule, limit, make_applier(plan, schedule), again, host)
     solved = fit.solve()
     assert solved is not None
     for found in solved.stages:
