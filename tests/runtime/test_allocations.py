@@ -1,6 +1,7 @@
 """Bytes counted op by op: views, in-place ops, lists, kernels; and against what a plan predicts."""
 
 from collections.abc import Callable
+from functools import cache
 
 import pytest
 import torch
@@ -133,10 +134,15 @@ def convolutions() -> torch.nn.Module:
     return nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 3))
 
 
-CONVOLUTIONS = Case(convolutions, torch.nn.functional.cross_entropy, floats(8, 3, 32, 32))
+MODELS = {
+    "mlp": CASES["mlp"],
+    "convolutions": Case(convolutions, torch.nn.functional.cross_entropy, floats(8, 3, 32, 32)),
+}
 
 
-def measured(case: Case, stages: int) -> tuple[Plan, Batch]:
+@cache
+def measured(name: str, stages: int) -> tuple[Plan, Batch]:
+    case = MODELS[name]
     args, target = case.batch(0)
     graph = trace(seeded(case), args, loss=Loss(case.loss, target), source=Source("memory", "test"))
     passes = parse_pipeline("annotate-cost,partition,insert-comm,differentiate,time-stages")
@@ -147,7 +153,7 @@ def measured(case: Case, stages: int) -> tuple[Plan, Batch]:
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb-h1", "pipedream"])
 def test_the_bytes_of_a_measured_plan_are_those_that_a_run_holds(schedule: str) -> None:
-    plan, batch = measured(CASES["mlp"], 1)
+    plan, batch = measured("mlp", 1)
     order = scheduled(plan, schedule, 6)
     pipeline = LocalPipeline(plan, batch, Settings(adam), schedule=order)
     with counting(pipeline.executors[0]) as memory:
@@ -160,7 +166,7 @@ def test_the_bytes_of_a_measured_plan_are_those_that_a_run_holds(schedule: str) 
 
 def test_a_measured_stage_stays_measured_when_it_is_rewritten() -> None:
     """B takes what it took and what it computes again; bytes are those that a run holds."""
-    base, batch = measured(CASES["mlp"], 1)
+    base, batch = measured("mlp", 1)
     told = parse_pipeline("schedule{generator=gpipe microbatches=6},simulate")
     plain = run_passes(told, base)
     assert plain.timeline is not None
@@ -188,7 +194,7 @@ def test_what_actions_of_a_rewritten_stage_take_was_predicted_before(
     schedule: str, part: float
 ) -> None:
     """Kernels of convolutions take memory of their own, in B too where B computes them again."""
-    base, batch = measured(CONVOLUTIONS, 2)
+    base, batch = measured("convolutions", 2)
     told = f"generator={schedule} microbatches=6"
     plain = run_passes(parse_pipeline(f"schedule{{{told}}},simulate"), base)
     assert plain.timeline is not None
@@ -206,7 +212,7 @@ def test_what_actions_of_a_rewritten_stage_take_was_predicted_before(
 @pytest.mark.parametrize("again", [["silu", "getitem"], ["silu_1", "convolution", "mean"]])
 def test_what_a_backward_of_chosen_values_takes_was_predicted(again: list[str]) -> None:
     """I computes other results of a convolution's backward than B: its kernel takes less."""
-    base, batch = measured(CONVOLUTIONS, 2)
+    base, batch = measured("convolutions", 2)
     order = scheduled(base, "zb-h1", 6)
     chosen = [Fates(frozenset(), ()), Fates(frozenset(again), ())]
     plan = make_applier(base, order)(chosen)[0]
@@ -219,7 +225,7 @@ def test_what_a_backward_of_chosen_values_takes_was_predicted(again: list[str]) 
 
 
 def test_the_times_of_a_measured_plan_are_those_that_were_measured() -> None:
-    plan, _ = measured(CASES["mlp"], 2)
+    plan, _ = measured("mlp", 2)
     assert plan.costs is not None
     cost = plan.costs.stages["cpu"]
     first, last = (cost[s.training.key] for s in plan.stages if s.training)
