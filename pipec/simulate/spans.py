@@ -195,7 +195,7 @@ class HeldMemory:
                 )
             there = np.append(s.device, [0, 0])[arrival]
             found.append(Spans(name, s.device[sends], leaves, left, kept))
-            if kind is _C.H:
+            if kind is _C.H and memory.moved_for_w:
                 for_w = [memory.moved_for_w.get(c.name, c.nbytes) for c in s.channels]
                 first = self._until[self.at.backward[self.at.target[number], message]]
                 let_go = size - np.array(for_w, dtype=np.float64)[number]
