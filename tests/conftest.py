@@ -30,6 +30,8 @@ def pytest_collection_finish() -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     """Behind a file, what it leaves in caches stays too: a search took a second in the end."""
-    if nextitem is None or nextitem.path != item.path:
+    if nextitem is None:  # the end would look once more
+        gc.freeze()
+    elif nextitem.path != item.path:
         gc.collect()
         gc.freeze()

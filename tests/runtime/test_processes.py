@@ -165,7 +165,7 @@ def _launched(place: Path, folder: Path, *options: str) -> tuple[BaseProcess, li
     """A launcher that has come to its first step, and the processes that it has started."""
     log = folder / "log"
     words = ["run", f"{place}/out", "--data", f"{place}/data.py:batch", "--rounds", "1000000"]
-    process = launch([*words, *options, "-q", "--metrics", log], folder / "said", ROOT)
+    process = launch([*words, *options, "-q", "--metrics", log], folder / "said", ROOT, forks=True)
     deadline = time.monotonic() + 240
     while not log.exists() and time.monotonic() < deadline:
         time.sleep(0.05)
