@@ -36,10 +36,9 @@ from pipec.residency.problem import KEEP, OFFLOAD, RECOMPUTE, FloatArray, IntArr
 WHOLE_UP_TO = 96
 """Values up to which decisions are whole; beyond, fractions of them bound nearly as well."""
 TIGHT_UP_TO = 40
-"""The same in programs with another cap or more rows, where forwards and backwards take turns.
+"""The same in programs with another cap or more rows, where one device's F and B take turns.
 
-Equal layers make whole ones slow. All forwards first need them: 8.3 % are added instead of 11.0 %
-(16 layers, GPipe, 60 % of the peak).
+Equal layers make whole ones slow. GPipe needs them: 8.3 % added, not 11.0 % (16 layers, cap 60 %).
 """
 NODES = 400
 """Most branch-and-bound nodes: a limit of work, so that results do not depend on the machine."""
@@ -196,7 +195,7 @@ def bound(
         needs, need = np.zeros(program.n), cut.alive / program.unit
         needs[list(cut.values)] = need
         program.row(-np.inf, need * (len(cut.values) - 1), {"w": -1}, r=needs)
-    tight = problem.alternates and (bool(cuts) or cap is not None)
+    tight = problem.alternates and not apart and (bool(cuts) or cap is not None)
     return _solve(program, whole=program.n <= (TIGHT_UP_TO if tight else WHOLE_UP_TO))
 
 

@@ -29,14 +29,18 @@ def test_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
     assert capfd.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize(("alternates", "whole"), [(True, False), (False, True)])
-def test_tightened_programs_of_many_values_have_parts_only_where_microbatches_alternate(
-    alternates: bool, whole: bool
+@pytest.mark.parametrize(
+    ("alternates", "apart", "whole"),
+    [(True, False, False), (False, False, True), (True, True, True)],
+)
+def test_tightened_programs_of_many_values_have_parts_only_where_one_devices_microbatches_alternate(
+    alternates: bool, apart: bool, whole: bool
 ) -> None:
     rng = np.random.default_rng(0)
     nbytes, again = rng.uniform(1, 9, 60), rng.uniform(0.1, 2, 60)
     cap = float(nbytes.sum()) * 2
-    problem = Problem(nbytes, again, 9.0, 18.0, cap, 1.0, 4, alternates)
+    behind = cap if apart else None
+    problem = Problem(nbytes, again, 9.0, 18.0, cap, 1.0, 4, alternates, behind=behind)
     for given, rounded in ((None, True), (0.9 * cap, whole)):
         parts = np.concatenate([(b := bound(problem, given)).offload, b.recompute])
         assert (np.abs(parts - parts.round()).max() < 1e-6) == rounded
