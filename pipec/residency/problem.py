@@ -1,5 +1,6 @@
 """What a stage saves for its backward, and what keeping, moving or recomputing it costs."""
 
+from bisect import insort
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -59,7 +60,7 @@ class Problem:
             again, with their bytes; each value alone if absent.
         working: What a backward holds because a decision computes values again; the most of
             ``together`` if absent. It may be slow to compute.
-        learnt: What `working` has returned that was not known.
+        learnt: What `working` has returned that was not known, the most bytes first.
         behind: Bytes that saved values, and those computed again, may take on the device of the
             backward, where that is another one; ``cap`` is then that of the forward's.
         parts: Whether, there, a part may leave and come while nothing is computed (depth 1).
@@ -142,8 +143,9 @@ class Problem:
     def least_working(self, decision: IntArray) -> float:
         """Bytes that a backward holds at least because it computes values again."""
         again = decision == RECOMPUTE
-        known = (w.alive for w in self.learnt if again[list(w.values)].all())
-        return max(float((self.alive @ again).max(initial=0.0)), *known, 0.0)
+        those = set(np.flatnonzero(again).tolist())
+        known = next((w.alive for w in self.learnt if those.issuperset(w.values)), 0.0)
+        return max(float((self.alive @ again).max(initial=0.0)), known)
 
     def working_bytes(self, decision: IntArray) -> float:
         """Bytes that a backward holds because it computes values again."""
@@ -152,7 +154,7 @@ class Problem:
             return least
         found = self.working(decision)
         if found.alive > least * (1 + 1e-9):
-            self.learnt.append(found)
+            insort(self.learnt, found, key=lambda w: -w.alive)
         return max(least, found.nbytes)
 
     def room(self, working: float) -> float:
