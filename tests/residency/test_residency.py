@@ -225,3 +225,19 @@ def test_what_a_backward_was_told_to_hold_is_known_of_all_that_recompute_more() 
     assert problem.working_bytes(some) == 50
     assert [problem.least_working(d) for d in (some, more, others)] == [50, 50, 10]
     assert len(asked) == 1
+
+
+@pytest.mark.parametrize("order", [(1, 2, 3), (3, 1, 2), (2, 3, 1)])
+def test_the_most_that_is_known_of_a_part_of_what_is_computed_again_holds(
+    order: tuple[int, ...],
+) -> None:
+    def working(decision: IntArray) -> Working:
+        again = tuple(np.flatnonzero(decision == RECOMPUTE).tolist())
+        return Working(100.0 * len(again), 100.0 * len(again), again)
+
+    problem = replace(stage(1000, 10), working=working)
+    for count in order:
+        problem.working_bytes(np.where(np.arange(4) < count, RECOMPUTE, KEEP))
+    known = [problem.least_working(np.where(np.arange(4) < n, RECOMPUTE, KEEP)) for n in range(5)]
+    assert known == [0, 100, 200, 300, 300]
+    assert problem.least_working(np.where(np.arange(4) > 0, RECOMPUTE, KEEP)) == 10
