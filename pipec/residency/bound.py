@@ -47,29 +47,6 @@ GAP = 1e-3
 NODES_REACHED = 1  # scipy's status
 
 
-def solve(
-    cost: FloatArray, integral: IntArray, bounds: Bounds, rows: LinearConstraint
-) -> OptimizeResult:
-    """The least cost, with whole values where ``integral`` is 1; see `scipy.optimize.milp`.
-
-    Args:
-        cost: Cost of each variable, [variables].
-        integral: 1 for whole variables, [variables].
-        bounds: Bounds of the variables.
-        rows: What must hold of their sums.
-    """
-    # without presolve HiGHS calls a worse decision the optimum, once in a while
-    whole = bool(integral.any())
-    with _silent():
-        return milp(
-            cost,
-            integrality=integral,
-            bounds=bounds,
-            constraints=rows,
-            options={"node_limit": NODES, "mip_rel_gap": GAP, "presolve": whole},
-        )
-
-
 @cache
 def _c() -> Any:
     return ctypes.CDLL(None)
@@ -264,6 +241,13 @@ def _milp(c: _Program, *, whole: bool) -> OptimizeResult:
     top[c.at("x")] = np.inf if c.splits else 0.0
     integral = np.zeros(c.columns, dtype=np.int64)
     integral[: 2 * c.n] = whole
-    bounds = Bounds(np.zeros(c.columns), top)
     rows = LinearConstraint(sparse.csr_array(np.array(c.rows)), c.low, c.high)
-    return solve(cost, integral, bounds, rows)
+    # without presolve HiGHS calls a worse decision the optimum, once in a while
+    with _silent():
+        return milp(
+            cost,
+            integrality=integral,
+            bounds=Bounds(np.zeros(c.columns), top),
+            constraints=rows,
+            options={"node_limit": NODES, "mip_rel_gap": GAP, "presolve": whole},
+        )
