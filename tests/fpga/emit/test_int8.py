@@ -210,8 +210,8 @@ def test_formats_of_the_file_are_kept(tmp_path: Path) -> None:
     """QuantizeLinear and DequantizeLinear around a convolution, unsigned: onnxruntime's results."""
     rng = np.random.default_rng(0)
     weight = rng.normal(size=(8, 3, 3, 3)).astype(np.float32)
-    by = np.abs(weight).max((1, 2, 3)) / np.float32(127)
-    bias = np.rint(rng.normal(size=8) / (by * 0.02)).astype(np.int32)
+    by = np.abs(weight).max((1, 2, 3)) / np.float32(63)  # of more bits onnxruntime's sums saturate
+    bias = np.rint(rng.normal(size=8) / (by * 0.02)).astype(np.int32)  # on processors without VNNI
     tables = {
         "xs": np.float32(0.02), "xz": np.uint8(120), "ys": np.float32(0.05), "yz": np.uint8(0),
         "w": np.rint(weight / by[:, None, None, None]).astype(np.int8), "ws": by,
