@@ -90,8 +90,8 @@ def choose(problem: Problem, enough: float = np.inf) -> Choice:
     step = max(problem.step_seconds, 1e-30)
     near = step * (1 + CLOSE) + first.added_seconds
     best, *others = _starts(problem, first)
-    late = step + first.added_seconds > enough and best.seconds < np.inf
-    for start in () if late else (best, *others):
+    beaten = step + first.added_seconds > enough and best.seconds < np.inf
+    for start in () if beaten else (best, *others):
         lost = problem.values > MANY and start.seconds == np.inf > best.seconds
         if best.seconds > near and not lost:
             best = min(best, improve(problem, start), key=lambda t: t.order)
@@ -131,10 +131,8 @@ def _starts(problem: Problem, first: Bound) -> list[Played]:
             shrink = next(shrinks, 0.0)
         cuts += new
         program = bound(problem, problem.cap * shrink, cuts, decides=True)
-    found += [
-        _first_that_fits(problem, _arrange(problem, decision))
-        for decision in _all_of_one_kind(problem)
-    ]
+    alike = (_arrange(problem, decision) for decision in _all_of_one_kind(problem))
+    found += [_first_that_fits(problem, those) for those in alike]
     unlike = dict[object, Played]()
     for t in sorted(found, key=lambda t: t.order):
         depths = tuple(sorted({s.depth for s in t.slots}))
@@ -256,8 +254,7 @@ def improve(problem: Problem, best: Played) -> Played:
     """Sweeps of changes to one value, the most expensive first, and exchanges of two."""
     for _ in range(SWEEPS):
         before = best
-        cost = np.where(best.decision == RECOMPUTE, problem.recompute, 0.0)
-        cost = np.where(np.isfinite(cost), cost, 0.0) + 1e-12 * problem.nbytes
+        cost = 1e-12 * problem.nbytes + np.where(best.decision == RECOMPUTE, problem.recompute, 0)
         for v in np.argsort(-cost, kind="stable")[:MOVES].tolist():
             for fate in _fates(problem, v):
                 best = _try_fates(problem, best, {v: fate})

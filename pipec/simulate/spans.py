@@ -189,10 +189,8 @@ class HeldMemory:
             if posted is not None and kind is not _C.H:
                 arrives = np.append(posted.from_post, [0.0, 0.0])[arrival]
                 left = posted.until_proven[sends]
-                kept = (
-                    np.where([c.name in memory.saved_too for c in s.channels], 0.0, 1.0)[number]
-                    * size
-                )
+                too = np.array([c.name in memory.saved_too for c in s.channels])
+                kept = np.where(too[number], 0.0, size)
             there = np.append(s.device, [0, 0])[arrival]
             found.append(Spans(name, s.device[sends], leaves, left, kept))
             if kind is _C.H and memory.moved_for_w:

@@ -7,6 +7,7 @@ import pytest
 
 from pipec.residency.bound import bound
 from pipec.residency.choose import choose
+from pipec.residency.play import play
 from pipec.residency.problem import Problem
 
 
@@ -55,3 +56,11 @@ def test_what_another_choice_beats_in_any_case_is_not_improved() -> None:
     least = problem.step_seconds * (1 + best.bound)
     for enough, want in ((best.seconds, best), (1.001 * least, best), (0.999 * least, first)):
         assert choose(problem, enough).seconds == want.seconds
+
+
+def test_what_does_not_fit_is_improved_whatever_else_is_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    problem = Problem(np.full(4, 10.0), np.ones(4), 4.0, 8.0, 130.0, 0.01, 4)
+    monkeypatch.setattr("pipec.residency.choose._starts", lambda p, _: [play(p, p.keep_all())])
+    assert choose(problem, 0.0).peak_bytes <= problem.cap
