@@ -213,14 +213,25 @@ class Fit:
 
     @cached_property
     def static(self) -> Timeline:
-        """Of the plan with nothing saved, sent or held while something runs: the least of any."""
-        facts = self.foresight.facts
+        """Of the plan with nothing sent, or saved but what W surely reads: the least of any."""
+        facts, split = self.foresight.facts, ActionKind.W in self.schedule.kind
         stages = tuple(
-            replace(s, saved=0.0, saved_for_w=0.0, cost=replace(s.cost, workspace={}))
-            for s in facts.stages
+            replace(
+                t,
+                saved=0.0,
+                saved_for_w=self.least_for_w(s) if split else 0.0,
+                cost=replace(t.cost, workspace={}),
+            )
+            for s, t in enumerate(facts.stages)
         )
         light = tuple(replace(c, nbytes=0) for c in self.schedule.channels)
         return timeline_of(replace(facts, stages=stages), self.schedule.replace(channels=light))
+
+    def least_for_w(self, stage: int) -> float:
+        """Bytes of what W reads whether nothing or all that may be is computed again."""
+        able = frozenset(v.name for v in self.list_able(stage) if v.seconds < inf)
+        some, every = (self.foresight.rewrites[stage].of(k).for_w for k in (frozenset(), able))
+        return float(sum(min(size, every.get(name, 0)) for name, size in some.items()))
 
     @cached_property
     def limits(self) -> Floats:
@@ -362,7 +373,7 @@ class Fit:
         return devices[ahead].host_bandwidth / sharing if self.host else 0.0
 
     def check_static(self) -> None:
-        """Refuse at once where weights and what belongs to them are above a limit.
+        """Refuse at once where weights, what belongs to them and what W reads are above a limit.
 
         Raises:
             PassError: They are.
@@ -372,11 +383,12 @@ class Fit:
         if over[device] <= 0:
             return
         more = ["more stages"] + [_OPTIMIZER] * (STATE_WAITS not in self.plan.options)
+        and_w = ", with what W waits for," * (ActionKind.W in self.schedule.kind)
         raise PassError(
             f"schedule {spell(self.schedule)} does not fit device {device}: weights, their "
-            "gradients and the optimizer's state alone are above its memory",
+            f"gradients and the optimizer's state alone{and_w} are above its memory",
             where=f"{self.limits[device]:,.0f} bytes of memory",
-            got=f"{self.static.peak_bytes[device]:,.0f} bytes at least, nothing saved",
+            got=f"{self.static.peak_bytes[device]:,.0f} bytes at least, nothing else saved",
             want=f"{self.limits[device]:,.0f} bytes: {over[device]:,.0f} bytes short",
             hint=self._other(self.plan) or ", or ".join(more),
         )

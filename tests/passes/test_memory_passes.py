@@ -331,13 +331,13 @@ def test_a_limit_below_the_weights_is_refused_before_any_search(
     assert "insert-offload{optimizer=true}" in str(told.value)
 
 
-@pytest.mark.parametrize("name", ["1f1b", "gpipe", "zb-h1"])
+@pytest.mark.parametrize("name", ["1f1b", "gpipe", "zb-h1", "zbv", "dualpipev"])
 def test_no_choice_holds_less_than_what_is_static(name: str) -> None:
     """Whatever leaves or is computed again, and where nothing that can stay does."""
     fit, rng = fit_of(name), np.random.default_rng(0)
     static = np.array(fit.static.peak_bytes)
     assert (static > 0).all()
-    for share in (0.0, 0.5, 1.0):
+    for share in (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0):
         chosen = []
         for stage in range(STAGES):
             able = fit.list_able(stage)
@@ -345,7 +345,21 @@ def test_no_choice_holds_less_than_what_is_static(name: str) -> None:
             again = [a.name for a, k in zip(able, kinds, strict=True) if k and a.seconds < np.inf]
             out = tuple(a.name for a in able if a.leaves and a.name not in again and share)
             chosen.append(Fates(frozenset(again), ((1, out),) if out else ()))
+            for_w = fit.foresight.rewrites[stage].of(frozenset(again)).for_w
+            assert fit.least_for_w(stage) <= sum(for_w.values())
         assert (static <= np.array(fit.simulate(chosen).peak_bytes)).all()
+
+
+def test_what_w_waits_for_is_refused_before_any_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With all that can be computed again, or waits in host memory, no device holds less."""
+    fit = fit_of("zb-h1")
+    static, weights = max(fit.static.peak_bytes), max(fit_of("1f1b").static.peak_bytes)
+    assert static > 1.05 * weights
+    monkeypatch.setattr(Fit, "solve", None)
+    monkeypatch.setattr(Search, "best", None)
+    with pytest.raises(PassError, match="with what W waits for") as told:
+        InsertOffload(memory_limit=0.99 * static, recompute=True, generator="zb-h1").run(plan_of())
+    assert "schedule 1f1b" in str(told.value) or "more stages" in str(told.value)
 
 
 def test_a_model_without_loss_and_a_second_offload_are_refused() -> None:
