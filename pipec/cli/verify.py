@@ -16,10 +16,17 @@ from pipec.compiler.backend import lacking, load_backend
 from pipec.compiler.capabilities import Cycles
 from pipec.compiler.verify import Streams, verify_artifacts
 from pipec.frontends.load import check_runnable, reload
+from pipec.graph.opaque import ort_saturates
 from pipec.plan.manifest import read_manifest, source_of
 from pipec.plan.model import Plan
 from pipec.plan.store import load_plan
 from pipec.report.found import print_checks, print_report
+
+_SATURATES = (
+    "note: on this processor, which has no VNNI, onnxruntime adds products of uint8 and int8 in 16 "
+    "bits, so that large sums saturate; pipec adds exactly. Verify on a processor with VNNI, or "
+    "quantise with weights of 7 bits (reduce_range)"
+)
 
 
 @click.command(cls=Command)
@@ -81,6 +88,8 @@ def command(directory: Path, **given: Any) -> None:
             report = target.verify_chain(plan, directory, reference, given["chain"], **keywords)
     _show(report.to_json(), lambda: print_report(report, output()), as_json=as_json)
     if not report.ok:
+        if reference.inner is not None and ort_saturates():
+            click.echo(_SATURATES, err=True)
         raise SystemExit(1)
 
 

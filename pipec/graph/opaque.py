@@ -152,6 +152,24 @@ def ort_session(model: bytes | str, *, threads: int = 1, fused: bool = True) -> 
     return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
+@lru_cache
+def ort_saturates() -> bool:
+    """Whether onnxruntime adds products of uint8 and int8 in 16 bits on this processor.
+
+    That of MLAS on x86 without VNNI: two products of more than 7 bits each may exceed 16.
+    """
+    a, b = torch.full((1, 4), 255, dtype=torch.uint8), torch.full((4, 1), 127, dtype=torch.int8)
+    node = onnx.helper.make_node("MatMulInteger", ["a", "b"], ["y"])
+    info = onnx.helper.make_tensor_value_info
+    types = [info("a", 2, [1, 4]), info("b", 3, [4, 1])], [info("y", 6, [1, 1])]
+    graph = onnx.helper.make_graph([node], "sum", *types)
+    opsets = [onnx.helper.make_opsetid("", 13)]
+    model = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=8)
+    session = ort_session(model.SerializeToString())
+    (found,) = run_session(session, {"a": a, "b": b}, {"y": torch.int32}).values()
+    return int(found) != 4 * 255 * 127
+
+
 def run_session(
     session: Any, fed: Mapping[str, Tensor], made: Mapping[str, torch.dtype]
 ) -> dict[str, Tensor]:

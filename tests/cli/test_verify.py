@@ -4,7 +4,11 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
+import onnx
+import onnxruntime
 import pytest
+from onnx import helper
 
 from tests.cli.running import Pipec
 
@@ -158,3 +162,30 @@ def test_ops_of_other_packages_need_the_users_word(pipec: Pipec, tmp_path: Path)
     outcome = pipec("inspect", out, "--allow-namespace", "transformers=no.such.module")
     assert outcome.code == 1
     assert "cannot be imported" in outcome.err
+
+
+def test_sums_that_onnxruntime_saturates_are_said_to_be_no_fault_of_the_stages(
+    pipec: Pipec, tmp_path: Path
+) -> None:
+    """A processor without VNNI adds products of 8 bits in 16; one with it adds exactly."""
+    weight = np.full((64, 32), 127, np.int8)
+    nodes = [
+        helper.make_node("DynamicQuantizeLinear", ["x"], ["q", "s", "z"]),
+        helper.make_node("MatMulInteger", ["q", "w", "z"], ["i"]),
+        helper.make_node("Cast", ["i"], ["f"], to=onnx.TensorProto.FLOAT),
+        helper.make_node("Mul", ["f", "s"], ["y"]),
+    ]
+    first, last = (helper.make_tensor_value_info(n, 1, [8, c]) for n, c in (("x", 64), ("y", 32)))
+    opsets = [helper.make_opsetid("", 17)]
+    held = [onnx.numpy_helper.from_array(weight, "w")]
+    graph = helper.make_graph(nodes, "sums", [first], [last], held)
+    proto = helper.make_model(graph, opset_imports=opsets, ir_version=8)
+    onnx.save(proto, tmp_path / "sums.onnx")
+    out = compiled(pipec, tmp_path / "sums.onnx", tmp_path / "out", "--stages", 1)
+    session = onnxruntime.InferenceSession(tmp_path / "sums.onnx")
+    x = np.linspace(-1, 1, 8 * 64, dtype=np.float32).reshape(8, 64)
+    exact = bool(
+        np.allclose(session.run(None, {"x": x})[0], x.sum(1, keepdims=True) * 127, rtol=0.1)
+    )
+    outcome = pipec("verify", out)
+    assert (outcome.code == 0, "no VNNI" in outcome.err) == (exact, not exact)
