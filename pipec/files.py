@@ -24,7 +24,6 @@ from pipec.signals import interrupt_on
 _LARGEST = 1 << 29
 """Bytes of a file of data: some thirty times the ``plan.json`` of 405 billion parameters."""
 
-
 PACKAGE = Path(__file__).parent
 """All sources of pipec."""
 

@@ -190,8 +190,7 @@ def nest_of(record: Json) -> Nest:
     """The nest of an engine in ``stage.json``."""
     values = record["nest"].items()
     fields = {k: float(v) if v in ("inf", "-inf") else v for k, v in values}
-    found: Nest = convert(fields, Nest.KINDS[record["kind"]])
-    return found
+    return convert(fields, Nest.KINDS[record["kind"]])
 
 
 def _read_weight(record: Json) -> Weight:

@@ -23,10 +23,8 @@ from pipec.plan.model import Stage
 OPSET = 20
 """Operator set of exported stages: the newest that the exporter writes without conversion."""
 
-
 _WEIGHT = "weight"
 """Of what weights are called while a stage is exported, the part before the number."""
-
 
 _Template = tuple[ir.Model, dict[int, ir.Value]]
 """An exported graph whose inputs, outputs and weights get their names last: the model without its

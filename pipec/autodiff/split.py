@@ -22,7 +22,6 @@ from pipec.graph.written import ancestors, copy_calls
 
 _WEIGHTS = (InputKind.PARAMETER, InputKind.CONSTANT)
 
-
 _Named = list[tuple[str, fx.Node]]
 
 

@@ -122,7 +122,6 @@ COMPOSITES: Mapping[object, Rule] = {
     _aten.copy.default: _copy,
 }
 
-
 _LAYOUTS = ((None, torch.preserve_format), (None, torch.contiguous_format))
 
 

@@ -110,7 +110,6 @@ def _(inputs: list[Tensor], model: str, engine: str, outputs: str) -> list[Tenso
 ONNX = torch.ops.pipec.onnx.default
 """The op overload, as it stands in graphs."""
 
-
 Engine = Callable[[list[Tensor], list[Tensor]], list[Tensor]]
 """Runs one payload: inputs in the model's order, and tensors of the declared types, to outputs."""
 

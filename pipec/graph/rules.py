@@ -33,7 +33,6 @@ _BANNED: dict[OpOverload, str] = {
     torch.ops.aten._assert_tensor_metadata.default: "nothing: it has no value",
 }
 
-
 _ARGUMENTS = (
     fx.Node, bool, int, float, complex, str, type(None),
     torch.dtype, torch.device, torch.layout, torch.memory_format,

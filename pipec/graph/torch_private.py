@@ -70,7 +70,6 @@ autocast_region = torch.ops.higher_order.wrap_with_autocast
 set_grad_enabled = torch._C._set_grad_enabled  # noqa: SLF001
 """What every change of the grad mode calls, ``torch.no_grad`` too."""
 
-
 UNKNOWN_WHEN_FAKE = (
     DataDependentOutputException,
     DynamicOutputShapeException,

@@ -20,7 +20,6 @@ Callables = Callable[..., tuple[torch.Tensor, ...]]
 Compile = Callable[[torch.fx.GraphModule], Callables]
 """What makes a graph fast, such as ``torch.compile``; the identity by default."""
 
-
 Outcome = dict[OutputKind, Tensors]
 """What one run of a graph gave, by the kind of its outputs and their names."""
 

@@ -15,7 +15,6 @@ from pipec.schedule.versions import VersionRule
 
 VERSION = 1
 
-
 Number = Annotated[int, Meta(ge=0, lt=1 << 15)]
 """Of a stage or of a device."""
 

@@ -78,6 +78,11 @@ class Nest(ABC):
         """The number that windows in front of it hold outside of the maps."""
         return 0.0
 
+    @property
+    def moves(self) -> bool:
+        """Whether it writes numbers that it reads, or zeros: then in their type and format."""
+        return False
+
     @abstractmethod
     def runs(self, ii: int, inputs: int) -> Runs:
         """The firings of one frame with so many input streams; may hold empty runs."""
@@ -265,6 +270,11 @@ class Layer:
     used: float = 1.0
     steps: tuple[MapStep, ...] = ()
     clock_mhz: float = CLOCK
+
+    @property
+    def moves(self) -> bool:
+        """Whether it writes numbers that it reads, or zeros around them."""
+        return self.nest.moves and not self.steps
 
     def row_lanes(self, target: int) -> int:
         """Fewest lanes with which it takes at most ``target`` cycles, going row by row."""

@@ -46,6 +46,8 @@ class Map(Rows):
     Both inputs are read in the same firing, and only one step may read ``in1``. No steps: a copy.
     """
 
+    moves = True
+
     steps: tuple[Step, ...] = ()
 
     def fold(self, layer: Layer, target: int, dtype: str, block: int = 0) -> Folded:
@@ -163,7 +165,6 @@ class Map(Rows):
 
 _INTEGER_MAPS = {Mode.COPY: 0.0, Mode.LOOKUP: 40.0, Mode.SUM: 240.0, Mode.PRODUCT: 290.0}
 """LUTs per lane of a chain on 8-bit integers: a table of 256 bytes, or products on the fabric."""
-
 
 _AFFINE_LUT = 170.0
 

@@ -408,7 +408,6 @@ Handler = Callable[[Builder, fx.Node], Value | tuple[Value | None, ...]]
 HANDLERS: dict[str, Handler] = {}
 """Op name to handler."""
 
-
 H = TypeVar("H", bound=Handler)
 
 

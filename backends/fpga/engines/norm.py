@@ -31,7 +31,6 @@ from pipec.backends.fpga.runs import Loop, Run, Runs
 HAND_OVER = 2
 """Cycles from the end of a pipelined loop to the start of what follows."""
 
-
 ROW_OPS: dict[str, tuple[str, ...]] = {
     "softmax": ("max", "exp", "add", "div"),
     "log_softmax": ("max", "exp", "add", "sub"),

@@ -33,6 +33,7 @@ class Perm(Nest):
     """
 
     additions = 8
+    moves = True
 
     blocks: int
     sizes: tuple[int, ...]

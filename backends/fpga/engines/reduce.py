@@ -57,6 +57,10 @@ class Reduce(Nest):
     partial: int = 1
 
     @property
+    def moves(self) -> bool:
+        return self.op != "sum" or (self.window, self.scale, self.table) == (1, 1, 0)
+
+    @property
     def outside(self) -> float:
         return -math.inf if self.op == "max" else 0.0
 

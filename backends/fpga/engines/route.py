@@ -38,6 +38,8 @@ class Concat(Nest):
         sizes: Tokens that input k contributes to each repetition.
     """
 
+    moves = True
+
     outer: int
     sizes: tuple[int, ...]
 
@@ -76,6 +78,7 @@ class Slice(Nest):
     read and write are the same firing.
     """
 
+    moves = True
     constants = "OUTER SIZE START STOP STEP INNER"
 
     outer: int
@@ -134,6 +137,8 @@ class Repeat(Nest):
     The first pass reads and writes in one firing; used where a small operand is broadcast over
     rows (one value per channel against a map).
     """
+
+    moves = True
 
     outer: int
     inner: int

@@ -118,7 +118,6 @@ UNARY: dict[str, Callable[[Tensor], Tensor]] = {
 }  # fmt: skip
 """Map ops of one operand."""
 
-
 BINARY: dict[str, Callable[[Tensor, Any], Tensor]] = {
     "add": lambda x, y: x + y, "sub": lambda x, y: x - y, "rsub": lambda x, y: y - x,
     "mul": lambda x, y: x * y, "div": lambda x, y: x / y, "rdiv": lambda x, y: y / x,

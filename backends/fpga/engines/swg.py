@@ -74,13 +74,13 @@ def window_cycles(window: Window, cf: int, kp: int) -> int:
 def window_factors(window: Window, channels: int, target: int) -> tuple[int, int]:
     """Fewest lanes times kernel positions for a channel-wise window operation."""
 
-    def score(lanes: int, kp: int) -> tuple[int, int, int]:
+    def score(form: tuple[int, int]) -> tuple[int, int, int]:
         """Cycles above the target, elements of a token."""
+        lanes, kp = form
         late = max(window_cycles(window, ceil_div(channels, lanes), kp) - target, 0)
         return late, lanes * kp, kp
 
-    forms = product(ceil_tiles(channels), {1, window.kw, window.taps})
-    return min(forms, key=lambda form: score(*form))
+    return min(product(ceil_tiles(channels), {1, window.kw, window.taps}), key=score)
 
 
 def pad_window(window: Window, x: Tensor, value: float) -> Tensor:

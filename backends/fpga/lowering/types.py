@@ -32,9 +32,6 @@ from pipec.backends.fpga.engines.network import (
     Value,
     lowers,
 )
-from pipec.backends.fpga.engines.perm import Perm
-from pipec.backends.fpga.engines.reduce import Reduce
-from pipec.backends.fpga.engines.route import Concat, Repeat, Slice
 from pipec.backends.fpga.engines.steps import MapStep
 from pipec.backends.fpga.numbers import LOWEST, Int8
 from pipec.errors import BackendError
@@ -44,7 +41,6 @@ from pipec.plan.weights import all_have_data
 
 OwnTypes = Sequence[tuple[str, str]]
 """Patterns of modules or nodes, and the element type of their layers; the last one that fits."""
-
 
 _OF_ENGINES_ALONE = ("int16", "int32", "rescale")
 """Element types of indices and of tables, in which no whole model is computed."""
@@ -106,17 +102,10 @@ def own_type(node: fx.Node, own: OwnTypes) -> str | None:
     return None
 
 
-def moves(layer: Layer) -> bool:
-    """Whether a layer writes numbers that it reads, or zeros around them."""
-    if isinstance(nest := layer.nest, Reduce):
-        return nest.op != "sum" or (nest.window, nest.scale, nest.table) == (1, 1, 0)
-    return isinstance(nest, Concat | Slice | Perm | Repeat | Map) and not layer.steps
-
-
 def forms_of(edge: str, layers: Mapping[str, Layer], named: Mapping[str, Int8]) -> set[Int8]:
     """The formats in which the model itself writes the numbers of an edge, before it moves them."""
     layer = layers.get(edge)
-    if edge in named or layer is None or not moves(layer):
+    if edge in named or layer is None or not layer.moves:
         return {named[edge]} if edge in named else set()
     return set().union(*(forms_of(use.edge, layers, named) for use in layer.inputs))
 
@@ -137,10 +126,8 @@ def set_types(network: Network, b: Builder, own: OwnTypes, arriving: Mapping[str
             return use
         if (use, dtype) not in casts:
             name, copy = f"{layer.name}_cast{len(casts)}", Map(use.rows, use.channels)
-            layers.append(
-                Layer(name, layer.node, layer.origin, (use,), use.rows, use.channels, copy,
-                      dtype=dtype)
-            )  # fmt: skip
+            whose = name, layer.node, layer.origin, (use,)
+            layers.append(Layer(*whose, use.rows, use.channels, copy, dtype=dtype))
             casts[use, dtype] = Use(name, use.rows, use.channels, dtype)
         return casts[use, dtype]
 
@@ -149,14 +136,13 @@ def set_types(network: Network, b: Builder, own: OwnTypes, arriving: Mapping[str
         if dtype != "int32":
             reads = [t for use in layer.inputs if (t := types[use.edge]) != "int32"]
             named = own_type(nodes[layer.node], own)
-            dtype = reads[0] if reads and moves(layer) else named or b.precision
+            dtype = reads[0] if reads and layer.moves else named or b.precision
             inputs = tuple(convert(layer, use, dtype) for use in layer.inputs)
         types[layer.name] = dtype
         layers.append(dataclasses.replace(layer, inputs=inputs, dtype=dtype))
 
     def port(p: NetPort) -> NetPort:
-        use = dataclasses.replace(p.use, dtype=types[p.use.edge])
-        return dataclasses.replace(p, use=use)
+        return dataclasses.replace(p, use=dataclasses.replace(p.use, dtype=types[p.use.edge]))
 
     return dataclasses.replace(
         network,

@@ -32,7 +32,6 @@ from torch import Tensor
 
 from pipec.backends.fpga.engines.base import Layer
 from pipec.backends.fpga.engines.network import Network
-from pipec.backends.fpga.lowering.types import moves
 from pipec.backends.fpga.numbers import MINIMUM, round_to, saturate, unit
 from pipec.backends.fpga.quantise.execute import Chain, store_tables
 
@@ -137,8 +136,7 @@ class _Trace:
         # a model that names formats rounds there itself, perhaps to the other side
         times = 2.0 if edge in self._exact[stage].named else 1.0
         ordinary = x.abs() < _HUGE
-        error = torch.where(ordinary, result - saturate(x, dtype), 0.0)
-        self._errors[stage, edge] = error
+        self._errors[stage, edge] = torch.where(ordinary, result - saturate(x, dtype), 0.0)
         self._units[stage, edge] = torch.where(ordinary, unit(x, dtype) * times, 0.0)
         return result
 
@@ -180,7 +178,7 @@ class _Trace:
 
 
 def _rounds(layer: Layer | None, x: Tensor) -> bool:
-    return x.dtype.is_floating_point and not (layer is not None and moves(layer))
+    return x.dtype.is_floating_point and not (layer is not None and layer.moves)
 
 
 def _rows(errors: Tensor, seed: int) -> list[int]:

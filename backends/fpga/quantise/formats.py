@@ -17,7 +17,6 @@ from pipec.backends.fpga.engines.base import Layer
 from pipec.backends.fpga.engines.matmul import Matmul
 from pipec.backends.fpga.engines.network import Network
 from pipec.backends.fpga.engines.norm import Norm
-from pipec.backends.fpga.lowering.types import moves
 from pipec.backends.fpga.numbers import Int8, fit_int8
 from pipec.backends.fpga.quantise.execute import Chain
 from pipec.errors import BackendError
@@ -136,7 +135,7 @@ def formats_of(
 def _widen(network: Network, edge: str, seen: Range) -> tuple[float, float]:
     """The range of an edge for new inputs; what only moves values is as wide as what it reads."""
     layer = next((y for y in network.layers if y.name == edge), None)
-    if layer is not None and moves(layer):
+    if layer is not None and layer.moves:
         return seen
     least, most = (-math.inf, math.inf) if layer is None else _limits(layer)
     low, high = (end * (1 + HEADROOM) for end in seen)
@@ -161,7 +160,7 @@ def _ties(networks: Sequence[Network]) -> Iterator[tuple[Edge, Edge]]:
         for port in (*network.inputs, *network.outputs):
             yield sources.setdefault(port.value, (k, port.use.edge)), (k, port.use.edge)
         for layer in network.layers:
-            if moves(layer):
+            if layer.moves:
                 for use in layer.inputs:
                     yield (k, layer.name), (k, use.edge)
 

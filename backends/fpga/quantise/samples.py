@@ -27,7 +27,6 @@ _HELD_OUT = 4
 KEPT = "held_out.npz"
 """Frames that were held out, as emitted: an array per input."""
 
-
 Ranges = Mapping[str, tuple[float, float]]
 """Input to its least and largest number, as far as known."""
 
