@@ -9,7 +9,7 @@
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from itertools import chain, combinations, islice, pairwise
 from math import comb, inf
@@ -27,19 +27,21 @@ from pipec.partition.costgraph import CostGraph, FloatArray, IntArray, topologic
 from pipec.partition.solve import too_many_stages
 from pipec.partition.units import Units, make_units
 from pipec.schedule.action import ActionKind
-from pipec.schedule.channels import Channel, ChannelKind
+from pipec.schedule.channels import ChannelKind
 from pipec.schedule.in_flight import in_flight
 from pipec.schedule.registry import generate
 from pipec.schedule.schedule import Placement, Schedule
 from pipec.schedule.steps import insert_steps
+from pipec.simulate.engine import Prepared
 from pipec.simulate.timeline import Timeline
 
 COUNTED = 30_000_000
 """Cuts times what each costs to bound (actions, and units ten times), up to which all are."""
 IDEALS = 400
 """Most ideals of a graph whose chains are counted."""
-PREDICTED, NEAR = 200, 12
-"""Most cuts that are predicted, of all and of those that come of moving boundaries."""
+PREDICTED, NEAR, KEPT = 200, 12, 16
+"""Most cuts that are predicted, of all and of those that come of moving boundaries; and most
+orders that are kept, each for all cuts whose channels have the same ends."""
 LONG = 6_000
 """Compute actions of a schedule beyond which cuts are compared on fewer microbatches."""
 STEPS = (1, 2, 4, 8, 16)
@@ -96,6 +98,7 @@ class CutSearch:
     problem: CostGraph
     compute: Schedule
     limits: Sequence[float]
+    _prepared: dict[tuple[object, ...], Prepared] = field(default_factory=dict, init=False)
 
     def find_best(self, seeds: Callable[[], Sequence[IntArray]], below: float = inf) -> Cut:
         """The fastest cut that fits.
@@ -156,12 +159,13 @@ class CutSearch:
         short = self._short
         twice = generate(short.name, short.stages, 2 * short.microbatches, **short.options)
         more = self.compute.microbatches / short.microbatches - 1
+        searches = [replace(self, compute=compute) for compute in (short, twice)]
         seconds = dict[int, float]()
         for k in order:
             stage, took = cuts[k][self.units.of_node], list[float]()
-            for compute in (short, twice):
+            for search in searches:
                 try:
-                    took.append(replace(self, compute=compute).predict(stage).seconds)
+                    took.append(search.predict(stage).seconds)
                 except ScheduleError:  # found again where the whole schedule is predicted
                     took.append(inf)
             seconds[k] = took[0] + more * (took[1] - took[0]) if took[1] < inf else inf
@@ -198,19 +202,27 @@ class CutSearch:
 
     def predict(self, stage: IntArray) -> Timeline:
         """The timeline of one cut, given the stage of every call."""
-        facts = self.outline.facts(stage, self._place, split=self._split)
+        split = bool((self.compute.kind == ActionKind.W).any())  # gradients of weights are apart
+        facts = self.outline.facts(stage, self._place, split=split)
         channels = self.outline.channels(stage)
+        own = tuple(c for c in self.compute.channels if c.kind > ChannelKind.B)
         if not self.compute.training:
             channels = [c for c in channels if c.kind is ChannelKind.F]
-        bare, slots = self._bare, list[Channel]()
         if self._place.separate:
-            saved = [int(s.saved) for s in facts.stages]
-            trained = [int(s.gradients) for s in facts.stages]
-            bare = bare.replace(channels=tuple(set_bytes(c, saved, trained) for c in bare.channels))
-            # a stage that saves nothing has no slot
-            slots = [c for c in bare.channels if c.kind is ChannelKind.H and c.nbytes]
-        order = assemble(bare, channels, slots, facts.shared)
-        return timeline_of(facts, order)
+            sizes = ((int(s.saved), int(s.gradients)) for s in facts.stages)
+            saved, trained = zip(*sizes, strict=True)
+            own = tuple(set_bytes(c, saved, trained) for c in own)
+        # a stage that saves nothing has no slot
+        slots = [c for c in own if c.kind is ChannelKind.H and c.nbytes]
+        kept = [c for c in own if c.kind is not ChannelKind.H or c in slots or not slots]
+        every = sorted([*kept, *channels], key=lambda c: c.kind)
+        ends = (*facts.shared, *((c.kind, c.src, c.dst) for c in every))
+        if like := self._prepared.get(ends):
+            return timeline_of(facts, like.resize(every))
+        bare = self.compute.replace(channels=own)
+        like = Prepared(assemble(bare, channels, slots, facts.shared))
+        self._prepared.update({ends: like} if len(self._prepared) < KEPT else {})
+        return timeline_of(facts, like)
 
     @cached_property
     def units(self) -> Units:
@@ -225,18 +237,6 @@ class CutSearch:
     @property
     def _stages(self) -> int:
         return len(self._place.forward)
-
-    @cached_property
-    def _split(self) -> bool:
-        """Whether gradients of weights are computed by actions of their own."""
-        return bool((self.compute.kind == ActionKind.W).any())
-
-    @cached_property
-    def _bare(self) -> Schedule:
-        plain = (ChannelKind.F, ChannelKind.B)
-        return self.compute.replace(
-            channels=tuple(c for c in self.compute.channels if c.kind not in plain)
-        )
 
     def _every(self) -> IntArray | None:
         """All contiguous cuts, [cuts, units]; None if they are too many."""
@@ -342,9 +342,8 @@ class CutSearch:
     @cached_property
     def _edges(self) -> tuple[Edges, ...]:
         """Of activations and of gradients."""
-        edges = [self.outline.edges(gradients=False)]
-        edges += [self.outline.edges(gradients=True)] if self.compute.training else [Edges.none()]
-        return tuple(edges)
+        back = self.outline.edges(gradients=True) if self.compute.training else Edges.none()
+        return self.outline.edges(gradients=False), back
 
     def _crossing(self, cuts: IntArray, edges: Edges, side: Sequence[tuple[int, ...]]) -> Crossing:
         """From each stage to the next; a value that several units there read goes once."""

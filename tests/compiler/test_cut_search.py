@@ -124,6 +124,23 @@ def test_a_cut_is_predicted_as_its_plan_is(
         assert search._bounds(every[k : k + 1])[0] <= found.seconds * (1 + 1e-12)
 
 
+@pytest.mark.parametrize("name", ["pipefb", "inference"])
+def test_what_cuts_share_is_that_of_each_alone(name: str) -> None:
+    """Whether what a block passes on skips a stage, the cut decides."""
+    loss, zeros = Loss(nn.functional.mse_loss, torch.zeros(64, 32)), (torch.zeros(64, 32),)
+    blocks, source = nn.Sequential(Block(32), Block(32)), Source("memory", "net")
+    graph = trace(blocks, zeros, loss=loss if name != "inference" else None, source=source)
+    base = costed(graph, cluster_of(1, generate(name, 3, 4).devices))
+    search = search_of(base, name, 3, 4)
+    every = search._every()
+    assert every is not None
+    for stage in every[:, search.units.of_node]:
+        found, alone = search.predict(stage), search_of(base, name, 3, 4).predict(stage)
+        assert found.schedule.channels == alone.schedule.channels
+        assert (found.seconds, found.peak_bytes) == (alone.seconds, alone.peak_bytes)
+    assert 0 < len(search._prepared) < len(every)
+
+
 def test_a_stage_that_saves_nothing_waits_for_no_slot() -> None:
     """PipeFB's last stage is a mean, whose backward reads nothing; all links are slow."""
     layers = [m for _ in range(3) for m in (nn.Linear(64, 64), nn.Tanh())]
