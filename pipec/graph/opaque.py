@@ -157,16 +157,13 @@ def ort_saturates() -> bool:
 
     That of MLAS on x86 without VNNI: two products of more than 7 bits each may exceed 16.
     """
-    a, b = torch.full((1, 4), 255, dtype=torch.uint8), torch.full((4, 1), 127, dtype=torch.int8)
-    node = onnx.helper.make_node("MatMulInteger", ["a", "b"], ["y"])
-    info = onnx.helper.make_tensor_value_info
-    types = [info("a", 2, [1, 4]), info("b", 3, [4, 1])], [info("y", 6, [1, 1])]
-    graph = onnx.helper.make_graph([node], "sum", *types)
-    opsets = [onnx.helper.make_opsetid("", 13)]
-    model = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=8)
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 13]> sum (uint8[1, 4] a, int8[4, 1] b)'
+        "=> (int32[1, 1] y) { y = MatMulInteger(a, b) }"
+    )
+    given = {"a": torch.full((1, 4), 255).byte(), "b": torch.full((4, 1), 127).char()}
     session = ort_session(model.SerializeToString())
-    (found,) = run_session(session, {"a": a, "b": b}, {"y": torch.int32}).values()
-    return int(found) != 4 * 255 * 127
+    return int(run_session(session, given, {"y": torch.int32})["y"]) != 4 * 255 * 127
 
 
 def run_session(

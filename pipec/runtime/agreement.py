@@ -91,11 +91,10 @@ def check_same(
     if len(ranks_of) > 1:
         raise BackendError(
             f"the ranks do not agree on {name}",
-            got="; ".join(f"{_ranks(ranks)}: {value}" for value, ranks in ranks_of.items()),
+            got="; ".join(
+                f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}: {value}"
+                for value, ranks in ranks_of.items()
+            ),
             want="the same on all ranks",
             hint=hint,
         )
-
-
-def _ranks(ranks: list[int]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

@@ -90,7 +90,7 @@ class Executor:
             _K.OFFLOAD: moves.send_saved,
             _K.FETCH: moves.receive_saved,
             _K.SEND_W: moves.send_weights,
-            _K.RECV_W: self._receive_weights,
+            _K.RECV_W: lambda a: moves.receive_weights(a, self._row[self._at].oldest),
             _K.REDUCE_GRAD: self._reduce,
             _K.STEP: self._step,
             _K.OFFLOAD_O: moves.send_state,
@@ -436,9 +436,6 @@ class Executor:
                 total = total + part
             found[name] = total
         return found
-
-    def _receive_weights(self, action: Action) -> Waits:
-        return self.moves.receive_weights(action, self._row[self._at].oldest)
 
     def _reduce(self, action: Action) -> Waits:
         weights = self.weights[action.stage]

@@ -18,7 +18,6 @@ from pipec.frontends.base import LoadOptions
 from pipec.frontends.onnx.evaluation import Evaluation, describe, evaluate_model
 from pipec.frontends.onnx.frame import reads, shorten_domain
 from pipec.frontends.onnx.inputs import bind_sizes, dimensions
-from pipec.graph.arrays import Array
 from pipec.graph.axes import Axes, Axis, Sizes, most_open, other_sizes, with_sizes
 
 _MOVES = frozenset({"Shape", "Gather", "Slice", "Split", "Squeeze", "Unsqueeze", "Concat"})
@@ -74,14 +73,15 @@ class Growth:
     @cached_property
     def computed(self) -> frozenset[str]:
         """Values that are known at compile time only as long as the open axes have one size."""
-        first, *others = self.evaluations
         found = set[str]()
-        for node in first.model.proto.graph.node:
+        for node in self.evaluations[0].model.proto.graph.node:
             if not self._follows(node, found):
                 continue
             for name in node.output:
-                known = [e.known.get(name) for e in (first, *others)]
-                if known[0] is not None and not (_moves(node) and _equal(known)):
+                first, *known = [e.known.get(name) for e in self.evaluations]
+                if first is not None and not (
+                    _moves(node) and all(k is not None and np.array_equal(first, k) for k in known)
+                ):
                     found.add(name)
         return frozenset(found)
 
@@ -101,11 +101,6 @@ def _shape(evaluation: Evaluation, name: str) -> tuple[int, ...] | None:
 
 def _moves(node: NodeProto) -> bool:
     return node.op_type in _MOVES and not shorten_domain(node.domain)
-
-
-def _equal(known: Sequence[Array | None]) -> bool:
-    first, *others = known
-    return all(o is not None and first is not None and np.array_equal(first, o) for o in others)
 
 
 def find_axes(evaluation: Evaluation, options: LoadOptions) -> list[Axis]:

@@ -107,7 +107,8 @@ def idle_pairs(units: Units, light: BoolArray) -> Pairs:
     for v, edges in edges_of.items():
         for heads, reach in ((units.pred[v], above), (units.succ[v], below)):
             near = heads if reach is None else _direct(heads, reach)
-            if len(near) == 1 and _all_hold(units, edges, near[0]):
+            held = (units.pin[units.pin_ptr[h] : units.pin_ptr[h + 1]] for h in edges)
+            if len(near) == 1 and all(near[0] in pins for pins in held):
                 pairs.append((near[0], v))
                 break
     return pairs
@@ -117,7 +118,3 @@ def _direct(near: list[int], reach: BoolArray) -> list[int]:
     """Rule 1: the neighbours that are on the way from, or to, no other one."""
     ways = reach[np.ix_(near, near)].sum(axis=0).tolist()
     return [v for v, count in zip(near, ways, strict=True) if count == 1]
-
-
-def _all_hold(units: Units, edges: list[int], t: int) -> bool:
-    return all(t in units.pin[units.pin_ptr[h] : units.pin_ptr[h + 1]] for h in edges)

@@ -163,17 +163,12 @@ def _express(
         is_kept = i.kind is InputKind.SAVED and i.name in kept
         known[nodes[i.node]] = kept[i.name] if is_kept else name_of((i.kind, i.name))
     for n in graph.calls:
-        # which of an op's results are wanted changes none of them
-        args = [x for x in n.args if not _is_mask(x)]
+        # which of an op's results are wanted changes none of them: lists of bools say that
+        args = [x for x in n.args if not isinstance(x, list | tuple) or {*map(type, x)} != {bool}]
         known[n] = name_of(
             (str(n.target), *(repr(fx.map_arg(x, known.get)) for x in (args, n.kwargs)))
         )
     return {(o.kind, o.name): known[nodes[o.node]] for o in graph.outputs}
-
-
-def _is_mask(argument: object) -> bool:
-    """Whether an argument says which results an op shall compute, as of backward ops."""
-    return isinstance(argument, list | tuple) and {type(x) for x in argument} == {bool}
 
 
 def _backward_reads_the_stage(parts: Parts) -> Iterator[Finding]:
