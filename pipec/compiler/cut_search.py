@@ -137,11 +137,13 @@ class CutSearch:
             except ScheduleError as error:  # the channels of this cut let the order deadlock
                 stuck.append(error)
                 continue
-            peaks = zip(timeline.peak_bytes, self.limits, strict=False)
-            over = max(p / limit if limit else inf for p, limit in peaks)
+            slower = timeline.seconds >= seconds  # whether it fits or not, another one is best
+            peaks = () if slower else zip(timeline.peak_bytes, self.limits, strict=False)
+            over = max((p / limit if limit else inf for p, limit in peaks), default=0.0)
             closest = min(closest, over)
-            loose = min(loose, float(bounds[k])) if over > 1 else loose
-            if over <= 1 and timeline.seconds < seconds:
+            least = timeline.seconds if slower else float(bounds[k])
+            loose = min(loose, least) if slower or over > 1 else loose
+            if over <= 1 and not slower:
                 best, seconds = (stage, timeline), timeline.seconds
         done = every is not None and (done or len(order) <= most)
         if best is None:
@@ -202,25 +204,22 @@ class CutSearch:
 
     def predict(self, stage: IntArray) -> Timeline:
         """The timeline of one cut, given the stage of every call."""
-        split = bool((self.compute.kind == ActionKind.W).any())  # gradients of weights are apart
+        # whether gradients of weights are computed by actions of their own
+        split, trains = bool((self.compute.kind == ActionKind.W).any()), self.compute.training
         facts = self.outline.facts(stage, self._place, split=split)
-        channels = self.outline.channels(stage)
+        channels = [c for c in self.outline.channels(stage) if trains or c.kind is ChannelKind.F]
         own = tuple(c for c in self.compute.channels if c.kind > ChannelKind.B)
-        if not self.compute.training:
-            channels = [c for c in channels if c.kind is ChannelKind.F]
         if self._place.separate:
             sizes = ((int(s.saved), int(s.gradients)) for s in facts.stages)
             saved, trained = zip(*sizes, strict=True)
             own = tuple(set_bytes(c, saved, trained) for c in own)
-        # a stage that saves nothing has no slot
-        slots = [c for c in own if c.kind is ChannelKind.H and c.nbytes]
+        slots = [c for c in own if c.kind is ChannelKind.H and c.nbytes]  # none for nothing
         kept = [c for c in own if c.kind is not ChannelKind.H or c in slots or not slots]
         every = sorted([*kept, *channels], key=lambda c: c.kind)
         ends = (*facts.shared, *((c.kind, c.src, c.dst) for c in every))
         if like := self._prepared.get(ends):
             return timeline_of(facts, like.resize(every))
-        bare = self.compute.replace(channels=own)
-        like = Prepared(assemble(bare, channels, slots, facts.shared))
+        like = Prepared(assemble(self.compute.replace(channels=own), channels, slots, facts.shared))
         self._prepared.update({ends: like} if len(self._prepared) < KEPT else {})
         return timeline_of(facts, like)
 
