@@ -25,11 +25,10 @@ FEW = 12
 """Values of which all sets are looked at, for the part that leaves first."""
 _SOME = 1e-6
 """A fraction of a value from which on all of it may be recomputed."""
-STARTS, MANY = (10, 2), 40
-"""Most unlike decisions that are improved: of up to so many values, and of more.
-
-Of more values one that does not fit is not, once another one does.
-"""
+MANY = 40
+"""Values beyond which a decision that does not fit is not improved, once another one does."""
+STARTS = {16: 10, MANY: 4, np.inf: 2}
+"""Most unlike decisions that are improved, of up to so many values."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,7 +136,8 @@ def _starts(problem: Problem, first: Bound) -> list[Played]:
     for t in sorted(found, key=lambda t: t.order):
         depths = tuple(sorted({s.depth for s in t.slots}))
         unlike.setdefault((depths, t.decision.tobytes()), t)
-    return list(unlike.values())[: STARTS[problem.values > MANY]]
+    most = next(count for values, count in STARTS.items() if problem.values <= values)
+    return list(unlike.values())[:most]
 
 
 def _unknown(problem: Problem, decision: IntArray) -> Working | None:
