@@ -102,9 +102,9 @@ def argument_names_and_defaults(op: OpOverload) -> dict[str, Any]:
 
 @cache
 def is_view(op: OpOverload) -> bool:
-    """Whether the op's schema says that a result shares memory with its first argument."""
-    schema = op._schema  # noqa: SLF001
-    return any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
+    """Whether a result shares memory with the first argument, of ``unsafe_chunk`` unsaid."""
+    shared = (r.alias_info for r in op._schema.returns)  # noqa: SLF001
+    return any(a and not a.is_write for a in shared) or op.name().startswith("aten::unsafe_")
 
 
 def is_composite(op: OpOverload) -> bool:
