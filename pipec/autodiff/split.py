@@ -57,7 +57,8 @@ class _Splitter:
     def forward_backward(self) -> tuple[Graph, Graph]:
         roots = [*self._received, *self._weights, *self._gradient_inputs]
         copied, read = self._needs(roots, self._forward)
-        saved = [n for n in read if n in self._forward and not self._is_weight(n)]
+        weights = {n for n, i in self._stage_inputs.items() if i.kind in _WEIGHTS}
+        saved = [n for n in read if n in self._forward and n not in weights]
         computed = ancestors([*self._outputs, *saved])
         outputs = [
             GraphOutput(n.name, o.kind, o.name)
@@ -85,10 +86,6 @@ class _Splitter:
     @staticmethod
     def _items_of(nodes: set[fx.Node]) -> set[fx.Node]:
         return {u for n in nodes for u in n.users if u.target is operator.getitem}
-
-    def _is_weight(self, node: fx.Node) -> bool:
-        found = self._stage_inputs.get(node)
-        return found is not None and found.kind in _WEIGHTS
 
     def _needs(
         self,

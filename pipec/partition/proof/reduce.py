@@ -44,7 +44,8 @@ def reduce_units(units: Units, machine: Machine, limit: float, *, idle: bool = T
         if np.isfinite(limit):
             pairs += _inseparable(units, find_never_cut(units, machine, limit))
         if idle:
-            pairs += idle_pairs(units, _without_memory(units, machine))
+            least = min(kind.memory_bytes for kind in machine.kinds)  # else moves may break it
+            pairs += idle_pairs(units, (units.held == 0) | bool(units.held.sum() <= least))
         before = units.size
         units = merge(units, join(before, pairs))
         if units.size == before:
@@ -77,12 +78,6 @@ def _only_here(units: Units, machine: Machine) -> Pairs:
         only = np.flatnonzero(runs[kind] & (runs.sum(axis=0) == 1)).tolist()
         pairs += pairwise(only)
     return pairs
-
-
-def _without_memory(units: Units, machine: Machine) -> BoolArray:
-    """Units whose move cannot break a memory limit."""
-    least = min(kind.memory_bytes for kind in machine.kinds)
-    return np.asarray((units.held == 0) | bool(units.held.sum() <= least))
 
 
 def _inseparable(units: Units, heavy: BoolArray) -> Pairs:
