@@ -137,7 +137,8 @@ class CutSearch:
             except ScheduleError as error:  # the channels of this cut let the order deadlock
                 stuck.append(error)
                 continue
-            slower = timeline.seconds >= seconds  # whether it fits or not, another one is best
+            # whether it fits or not, another one is best
+            slower = best is not None and timeline.seconds >= seconds
             peaks = () if slower else zip(timeline.peak_bytes, self.limits, strict=False)
             over = max((p / limit if limit else inf for p, limit in peaks), default=0.0)
             closest = min(closest, over)

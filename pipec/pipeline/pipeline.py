@@ -118,6 +118,9 @@ class Pipeline:
         device: ``cpu``, ``cuda``, or ``auto``.
         timeout: In which a rank that does not answer is named, and the others end.
 
+    Attributes:
+        rank: This process's rank, also once all is closed; 0 where it runs all devices.
+
     Raises:
         PlanError: The plan has no schedule, or weights that do not fit.
         BackendError: The ranks do not agree on what to run.
@@ -182,6 +185,7 @@ class Pipeline:
             bring_modules(plan)
         if "RANK" in os.environ and not dist.is_initialized():
             self._open.enter_context(process_group(timeout, device))
+        self.rank = dist.get_rank() if dist.is_initialized() else 0
         held = open_weights(Path(weights)) if isinstance(weights, Path | str) else weights
         order = plan.schedule if drain else endless(plan)
         alone = device == "auto" and not dist.is_initialized()
@@ -215,11 +219,6 @@ class Pipeline:
     def _finish_saving(self) -> None:
         for saved in self._saved.values():
             saved.wait()
-
-    @property
-    def rank(self) -> int:
-        """This process's rank; 0 where it runs all devices."""
-        return dist.get_rank() if dist.is_initialized() else 0
 
     def step(self, batch: Batch | None) -> StepResult:
         """Run the schedule once on a batch: one update if it has a flush.
