@@ -12,7 +12,7 @@ export PYTHONDONTWRITEBYTECODE :=
 WORKERS := -n $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 5 ? cores + 1 : 6))) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo faults test checks lint types layers unit fuzz conformance fpga-conformance hls-check rtl bench zoo fuzz-onnx fuzz-ops fuzz-plans chaos lock audit test-lowest docs pictures clean
+.PHONY: help setup demo faults test lint types layers unit fuzz conformance fpga-conformance hls-check rtl bench zoo fuzz-onnx fuzz-ops fuzz-plans chaos lock audit test-lowest docs pictures clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
@@ -39,11 +39,7 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup ## compile and verify ResNet-50 for four FPGAs and GPT-2 for four torch stages
 	$(BIN)/python examples/demo.py
 
-# mypy has one process, and tests wait for others now and then: beside each other they take less.
-test: setup ## everything that must hold
-	$(MAKE) --no-print-directory -j 2 checks unit
-
-checks: lint types layers audit
+test: lint types layers audit unit ## everything that must hold
 
 lint: setup
 	$(BIN)/ruff check .
