@@ -241,10 +241,10 @@ def test_errors_name_what_is_wrong(
 ) -> None:
     plan, directory, _ = encoder
     backend = load_backend("fpga")
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    with pytest.raises(BackendError, match="needs a C\\+\\+ compiler"):
-        backend.load(plan, directory)
-    monkeypatch.delenv("CXX")
+    with monkeypatch.context() as lacking:
+        lacking.setenv("CXX", "no-such-compiler")
+        with pytest.raises(BackendError, match="needs a C\\+\\+ compiler"):
+            backend.load(plan, directory)
     with pytest.raises(BackendError, match=r"stage\.json cannot be read"):
         backend.load(plan, tmp_path)
     copy = shutil.copytree(next(directory.glob("stage0_*")), tmp_path / "stage0")
