@@ -209,7 +209,8 @@ class CutSearch:
         split, trains = bool((self.compute.kind == ActionKind.W).any()), self.compute.training
         facts = self.outline.facts(stage, self._place, split=split)
         channels = [c for c in self.outline.channels(stage) if trains or c.kind is ChannelKind.F]
-        own = tuple(c for c in self.compute.channels if c.kind > ChannelKind.B)
+        of_values = ChannelKind.F, ChannelKind.B  # which a cut decides
+        own = tuple(c for c in self.compute.channels if c.kind not in of_values)
         if self._place.separate:
             sizes = ((int(s.saved), int(s.gradients)) for s in facts.stages)
             saved, trained = zip(*sizes, strict=True)
