@@ -77,11 +77,8 @@ def _culprit(error: BaseException) -> str | None:
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
     for frame in reversed(extract_tb(error.__traceback__)):
-        if not _is_internal(frame.filename):
-            return f"{frame.filename}:{frame.lineno} in {frame.name}"
+        file = frame.filename
+        standard = file.startswith(_STANDARD) and "site-packages" not in file
+        if not standard and not file.startswith((_OWN, _TORCH, "<")):
+            return f"{file}:{frame.lineno} in {frame.name}"
     return None
-
-
-def _is_internal(file: str) -> bool:
-    standard = file.startswith(_STANDARD) and "site-packages" not in file
-    return standard or file.startswith((_OWN, _TORCH, "<"))

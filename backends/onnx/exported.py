@@ -17,6 +17,7 @@ from pipec.backends.torch.exported import OpenStage, export_stage
 from pipec.errors import BackendError, first_line
 from pipec.graph.ir import Graph, GraphOutput, InputKind, OutputKind
 from pipec.graph.lower import lower
+from pipec.graph.torch_private import export_onnx
 from pipec.graph.written import with_outputs
 from pipec.plan.model import Stage
 
@@ -104,9 +105,7 @@ def _template(graph: Graph) -> _Template:
 def _convert(graph: Graph) -> ir.Model:
     try:
         traced = export_stage(OpenStage(graph))
-        program = torch.onnx.export(
-            traced, dynamo=True, verbose=False, opset_version=OPSET, optimize=False
-        )
+        model: ir.Model = export_onnx(traced, OPSET)
     except torch.onnx.errors.OnnxExporterError as error:
         raise BackendError(
             "a stage cannot be written as ONNX",
@@ -114,8 +113,6 @@ def _convert(graph: Graph) -> ir.Model:
             got=_reason(error),
             hint="--target torch takes every operation",
         ) from error
-    assert program is not None
-    model: ir.Model = program.model
     return model
 
 

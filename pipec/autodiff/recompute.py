@@ -26,16 +26,13 @@ def views(node: fx.Node) -> bool:
 def list_holders(node: fx.Node) -> tuple[str, ...]:
     """Names of the nodes in whose memory a value lies as it would be sent, its own first."""
     names = [node.name]
-    while node.op == "call_function" and views(node) and _is_dense(node):
+    while node.op == "call_function" and views(node):
+        value = node.meta["val"]  # a tuple is not sent, its parts are
+        if isinstance(value, torch.Tensor) and not value.is_contiguous():
+            break  # it would be copied
         node = node.all_input_nodes[0]
         names.append(node.name)
     return tuple(names)
-
-
-def _is_dense(node: fx.Node) -> bool:
-    """Whether it is sent as it lies; what is not is copied. A tuple is not sent, its parts are."""
-    value = node.meta["val"]
-    return not isinstance(value, torch.Tensor) or value.is_contiguous()
 
 
 def everything(node: fx.Node) -> bool:

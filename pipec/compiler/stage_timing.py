@@ -71,13 +71,15 @@ def _stage(plan: Plan, stage: Stage) -> StageTiming:
     bottleneck = f"compute ({share:.0%} in {heaviest.name})"
     if transfers > compute:
         bottleneck = "transfers"
+    # What one run makes, and the model's inputs; what is received lies in buffers already.
+    made = {i.node for i in graph.inputs_of(InputKind.INPUT)} | {n.name for n in graph.calls}
     return StageTiming(
         interval_seconds=compute + transfers,
         transfer_seconds=transfers,
         latency_seconds=compute + transfers,
         bottleneck=bottleneck,
         memory_bytes=graph.weight_bytes,
-        workspace_bytes=0 if training else _workspace_bytes(graph),
+        workspace_bytes=0 if training else peak_live_bytes(graph, made),
         output_bytes=0 if training else _output_bytes(graph),
         backward_seconds=sum(backward.get(n.name, 0.0) for n in graph.calls),
     )
@@ -88,12 +90,6 @@ def _transfers(plan: Plan, stage: int) -> float:
     place = plan.placement.forward
     ends = [c for c in plan.channels if stage in (c.src, c.dst)]
     return sum(plan.cluster.link(place[c.src][0], place[c.dst][0]).seconds(c.nbytes) for c in ends)
-
-
-def _workspace_bytes(graph: Graph) -> int:
-    """What one run makes, and the model's inputs; what is received lies in buffers already."""
-    given = {i.node for i in graph.inputs_of(InputKind.INPUT)}
-    return peak_live_bytes(graph, given | {n.name for n in graph.calls})
 
 
 def _output_bytes(graph: Graph) -> int:

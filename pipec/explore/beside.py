@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from pipec.compiler.complete import complete
 from pipec.compiler.layers import parse_layout
-from pipec.compiler.pass_base import Pass
 from pipec.compiler.pass_manager import parse_pipeline, run_passes
 from pipec.errors import PartitionError, PipecError
 from pipec.explore.candidate import INFERENCE, Candidate
@@ -159,13 +159,10 @@ def _find_like(schedule: Schedule) -> str:
 def _make_plan(maker: Maker, candidate: Candidate, layout: str, schedule: Schedule | None) -> Plan:
     passes = passes_of(candidate)
     if schedule is None:
-        return maker.make(candidate, passes=[_set_layout(p, layout) for p in passes])
+        put: Any = partial(replace, layout=layout)
+        passes = [put(p) if p.name == "partition" else p for p in passes]
+        return maker.make(candidate, passes=passes)
     names = [p.name for p in passes]
     plan = maker.make(candidate, passes=passes[: names.index("schedule")])
     plan = plan.replace(schedule=complete(schedule, plan))
     return run_passes(parse_pipeline("simulate"), plan)
-
-
-def _set_layout(p: Pass, layout: str) -> Pass:
-    """The pass that cuts, with the layout."""
-    return cast("Pass", replace(cast("Any", p), layout=layout)) if p.name == "partition" else p

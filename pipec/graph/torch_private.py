@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, lru_cache
 from itertools import accumulate
 from typing import Any
 
@@ -276,6 +276,28 @@ def without_stack_traces() -> Iterator[None]:
         yield
     finally:
         config.do_not_emit_stack_traces = before
+
+
+@lru_cache(1)
+def _translations(opset: int, ops: int) -> Any:
+    """How torch's exporter writes ops, of which there are ``ops``; to read it takes 0.7 seconds."""
+    from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+    return ONNXRegistry.from_torchlib(opset)
+
+
+def export_onnx(program: torch.export.ExportedProgram, opset: int) -> Any:
+    """The `onnx_ir.Model` that `torch.onnx.export` makes of a program, not optimised.
+
+    Raises:
+        torch.onnx.errors.OnnxExporterError: The exporter has no translation for an operation.
+    """
+    from torch.onnx._internal.exporter import _core
+
+    table = _translations(opset, len(torch._C._dispatch_get_all_op_names()))  # noqa: SLF001
+    return _core.export(
+        program, registry=table, opset_version=opset, verbose=False, optimize=False
+    ).model
 
 
 @contextmanager

@@ -134,11 +134,6 @@ class Moves:
         while self._out and self._out[0][0] <= place:
             self._device.wait(self._out.popleft()[-1])
 
-    def _find_left(self, channel: str) -> Copied | None:
-        """What left last through a slot, if it is still held and its place may be taken."""
-        held = [copy for _, c, copy in self._out if c == channel in self._in_place]
-        return held[-1] if held and held[-1].read else None
-
     def send_state(self, action: Action) -> None:
         """OFFLOAD_O: the state of a stage's optimizer, to host memory."""
         if resting := self._weights[action.stage].resting:
@@ -208,7 +203,9 @@ class Moves:
         coming: Fetched | Message = message
         types = self._types(*at, action.channel)
         if message.src == message.dst:
-            left = self._find_left(action.channel)
+            channel, left = action.channel, None
+            if held := [copy for _, c, copy in self._out if c == channel in self._in_place]:
+                left = held[-1] if held[-1].read else None  # its place may be taken
             coming = self._device.from_host(self._host.pop(message), types, left)
         # else a fetch runs beside compute; no copy to a CPU can begin before the backward
         elif not (message.host and self._transport.waits and self._device.torch.type == "cpu"):

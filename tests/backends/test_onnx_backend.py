@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import onnx
@@ -11,6 +12,7 @@ import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import nn
+from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 import pipec
 from pipec.backends.onnx import files as onnx_files
@@ -25,6 +27,7 @@ from pipec.frontends.load import load
 from pipec.frontends.onnx.evaluation import evaluate_file
 from pipec.frontends.onnx.submodel import Assembler
 from pipec.frontends.torch_module import from_module
+from pipec.graph import torch_private
 from pipec.graph.arrays import Array
 from pipec.graph.ir import Graph, GraphOutput, OutputKind, origin
 from pipec.graph.units import placement_units
@@ -201,6 +204,20 @@ def test_equal_torch_stages_share_one_export(tmp_path: Path) -> None:
     assert [t.name for t in third.graph.initializer] == ["blocks.4.weight", "blocks.5.weight"]
     for name, content in files(tmp_path / "out").items():
         assert str(Path.cwd()).encode() not in content, name
+
+
+def test_translations_are_read_once_and_anew_where_a_library_has_defined_ops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch_private._translations.cache_clear()
+    read = Mock(side_effect=ONNXRegistry.from_torchlib)
+    monkeypatch.setattr(ONNXRegistry, "from_torchlib", read)
+    emit(cut(mlp(2), 2, target="onnx"), tmp_path / "two stages")
+    assert read.call_count == 1
+    with torch.library._scoped_library("pipec_late", "DEF") as late:
+        late.define("op(Tensor x) -> Tensor")
+        emit(cut(mlp(2), target="onnx"), tmp_path / "one stage")
+    assert read.call_count == 2
 
 
 def test_two_compilations_write_the_same_bytes(tmp_path: Path) -> None:

@@ -93,8 +93,11 @@ def bases(folder: Path) -> dict[str, Path]:
 
 
 def mutate(base: Path, place: Path, rng: random.Random) -> str:
-    """Write a mutant of the plan in `base` to `place`; what was changed, in words."""
-    shutil.copytree(base, place)
+    """Write a mutant of the plan in `base` to `place`; what was changed, in words.
+
+    What is not changed stays the file of `base`, by another name.
+    """
+    shutil.copytree(base, place, copy_function=os.link)
     files = sorted(p for p in place.rglob("*") if p.is_file())
     told = []
     for _ in range(rng.choice((1, 1, 2, 3))):
@@ -142,7 +145,7 @@ def _mutate_json(path: Path, rng: random.Random) -> str:
     else:
         holder[key] = rng.choice(VALUES)
         change = repr(holder[key])[:40]
-    path.write_text(json.dumps(data).replace('"DEEP"', DEEP))
+    _write(path, json.dumps(data).replace('"DEEP"', DEEP).encode())
     return f"{said}: {change}"
 
 
@@ -162,7 +165,7 @@ def _mutate_bytes(path: Path, rng: random.Random) -> str:
             data[rng.randrange(len(data))] = rng.randrange(256)
     if rng.random() < 0.3:
         del data[rng.randrange(len(data) + 1) :]
-    path.write_bytes(data)
+    _write(path, data)
     return f"{path.name}: bytes"
 
 
@@ -187,7 +190,13 @@ def _seal(place: Path) -> None:
         with contextlib.suppress(Exception):  # a file that is none keeps its digest
             record["files"][name] = sha256_of(place / name)
     record.pop("digest", None)
-    (place / PLAN).write_text(json.dumps({**record, "digest": _digest(record)}))
+    _write(place / PLAN, json.dumps({**record, "digest": _digest(record)}).encode())
+
+
+def _write(path: Path, content: bytes | bytearray) -> None:
+    """Another file in place of one, which may be a sound plan's too."""
+    path.unlink()
+    path.write_bytes(content)
 
 
 def commands(place: Path, base: Path) -> list[tuple[str, ...]]:

@@ -5,22 +5,43 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from benchmarks.fuzz_plans import DOZEN, faults_of
+from pipec.cli.main import cli
+from pipec.frontends import load as loading
+from pipec.frontends.base import Loaded, LoadOptions
 from tests.plan import mutants
-from tests.plan.mutants import bases, try_commands
+from tests.plan.mutants import bases, commands, try_commands
 
 DOZENS = 50
 """Of mutants; `make fuzz-plans` tries these and a hundred times more."""
 
 
 @pytest.fixture(scope="module")
-def plans(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return bases(tmp_path_factory.mktemp("plans"))
+def plans(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path]]:
+    """The plans; their sound model is traced once, with each set of options that a plan names."""
+    found = bases(tmp_path_factory.mktemp("plans"))
+    known: dict[str, Loaded] = {}
+    load = loading.load
+
+    def load_once(spec: str, options: LoadOptions | None = None) -> Loaded:
+        key = f"{spec} {options}"
+        if key not in known:
+            known[key] = load(spec, options)
+        return known[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loading, "load", load_once)
+        for place in (found["torch"], found["onnx"]):  # here, before any process is forked
+            done = CliRunner().invoke(cli, list(commands(place, place)[1]))
+            assert done.exit_code == 0, done.output
+        assert known
+        yield found
 
 
 @pytest.mark.parametrize("dozen", range(DOZENS))

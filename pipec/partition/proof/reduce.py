@@ -101,15 +101,12 @@ def idle_pairs(units: Units, light: BoolArray) -> Pairs:
             edges_of[v].append(h)
     for v, edges in edges_of.items():
         for heads, reach in ((units.pred[v], above), (units.succ[v], below)):
-            near = heads if reach is None else _direct(heads, reach)
+            near = heads
+            if reach is not None:  # rule 1: those on the way from, or to, no other one
+                ways = reach[np.ix_(heads, heads)].sum(axis=0).tolist()
+                near = [v for v, count in zip(heads, ways, strict=True) if count == 1]
             held = (units.pin[units.pin_ptr[h] : units.pin_ptr[h + 1]] for h in edges)
             if len(near) == 1 and all(near[0] in pins for pins in held):
                 pairs.append((near[0], v))
                 break
     return pairs
-
-
-def _direct(near: list[int], reach: BoolArray) -> list[int]:
-    """Rule 1: the neighbours that are on the way from, or to, no other one."""
-    ways = reach[np.ix_(near, near)].sum(axis=0).tolist()
-    return [v for v, count in zip(near, ways, strict=True) if count == 1]
