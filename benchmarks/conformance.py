@@ -51,7 +51,7 @@ def markdown(outcomes: list[Outcome]) -> str:
 _REST = ("random", "refused")
 _MEANING = {
     "native": "every node becomes ATen ops, or moves values at compile time",
-    "folded": "all inputs are known, computed by `onnx.reference`",
+    "folded": "all inputs are known, computed once, by onnxruntime or `onnx.reference`",
     "function": "by the function body in the op's schema",
     "ort": "one opaque node, run by onnxruntime",
     "reference": "one opaque node, run by `onnx.reference`",

@@ -263,11 +263,11 @@ def golden_training(
     model: Graph, stages: Sequence[TrainedStage], inputs: Tensors
 ) -> list[tuple[Golden, Golden]]:
     """A frame of F and of B of every stage: what torch computes, F's downwards, B's upwards."""
-    masks = {m.name: m.draw_mask(int) for stage in stages for m in stage.phases.masks}
-    known = {**inputs, **masks, **model.weights}
-    forward = golden_chain([stage.phases.F for stage in stages], known)
-    for frame in forward:
-        known = {**frame.outputs, **known}
+    known, forward = {**inputs, **model.weights}, list[Golden]()
+    for stage in stages:
+        masks = {m.name: m.draw_mask(int) for m in stage.phases.masks}
+        forward += golden_chain([stage.phases.F], {**known, **masks})
+        known = {**forward[-1].outputs, **known}
     backward: list[Golden] = []
     gradients: dict[str, torch.Tensor] = {}
     for stage, own in zip(reversed(stages), reversed(forward), strict=True):

@@ -1,11 +1,15 @@
 """Models of one node, for shape inference, for the opaque op, and for folding.
 
-Nodes whose inputs are all known are computed once, by `onnx.reference`, one node at a time.
+Nodes whose inputs are all known are computed once, one at a time: by onnxruntime, or where that
+cannot, or where whole numbers are computed as in every shape, by `onnx.reference`, which is faster.
 """
 
 import math
+import re
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
 
 import numpy as np
 import onnx
@@ -17,21 +21,14 @@ from pipec.frontends.onnx.frame import Frame, shorten_domain
 from pipec.frontends.onnx.refusals import Refused
 from pipec.frontends.onnx.values import Type, Value, leaves, type_of
 from pipec.graph.arrays import Array
+from pipec.graph.opaque import engine_errors, ort_session
 
 LARGEST_IR_VERSION = 13
 """The newest file format that onnxruntime 1.31 reads; the format of one node never needs more."""
 
 ENGINE_ERRORS = (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    LookupError,
-    OSError,
-    RuntimeError,
-    SystemError,
-    TypeError,
-    ValueError,
-    onnx.checker.ValidationError,
+    *(ArithmeticError, AssertionError, AttributeError, LookupError, OSError, RuntimeError),
+    *(SystemError, TypeError, ValueError, onnx.checker.ValidationError),
     onnx.shape_inference.InferenceError,
 )
 """What onnx and its reference evaluator raise on a node that they cannot handle."""
@@ -134,31 +131,32 @@ def fold(node: NodeProto, frame: Frame, values: Sequence[Value]) -> tuple[Value,
     """The outputs of a node whose inputs are all known.
 
     Raises:
-        Refused: It is too large, or the reference evaluator cannot run it.
+        Refused: It is too large, or no engine can run it.
     """
     _check_size(node, frame, values)
     inputs = name_inputs(node, values)
     infos = {n: onnx.ValueInfoProto(name=n, type=type_proto(v)) for n, v in inputs.items()}
     outputs = [onnx.ValueInfoProto(name=o) for o in node.output if o]
     model = one_node(node, frame, infos, outputs, {})
-    found = run_reference(model, inputs)
-    results = dict(zip((o.name for o in outputs), found, strict=True))
-    return tuple(results.get(o) for o in node.output)
-
-
-def run_reference(model: onnx.ModelProto, inputs: dict[str, Value]) -> list[Value]:
-    """Outputs of a model by the reference evaluator.
-
-    Raises:
-        Refused: It cannot run the model.
-    """
     try:
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")
-            found = ReferenceEvaluator(model).run(None, inputs)
+            found = _run(model, inputs)
     except ENGINE_ERRORS as error:
         raise Refused(f"onnx.reference cannot run it: {first_line(error)}") from error
-    return [_plain(v) for v in found]
+    results = dict(zip((o.name for o in outputs), map(_plain, found), strict=True))
+    return tuple(results.get(o) for o in node.output)
+
+
+def _run(model: onnx.ModelProto, inputs: dict[str, Value]) -> Any:
+    """Its outputs; `onnx.reference` leaves attributes and old opsets out."""
+    kinds = {np.asarray(part).dtype.kind for v in inputs.values() for part in leaves(v)}
+    if "f" in kinds or model.graph.node[0].op_type in {*_SLOW, "ReduceSumSquare", "Slice"}:
+        with suppress(*engine_errors()):
+            session = ort_session(model.SerializeToString())
+            if not any(re.search("bfloat|float8|t[24]", o.type) for o in session.get_outputs()):
+                return session.run(None, inputs)  # numpy has no such types: it would give bytes
+    return ReferenceEvaluator(model).run(None, inputs)
 
 
 def _plain(value: object) -> Value:

@@ -1,6 +1,7 @@
 """Training plans for boards, end to end: planned, written, run in C simulation, verified."""
 
 import dataclasses
+import json
 import re
 from collections.abc import Callable
 from functools import partial
@@ -10,8 +11,10 @@ import numpy as np
 import pytest
 import torch
 from msgspec import structs
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
 
+import pipec
 from pipec.autodiff.differentiate import differentiate
 from pipec.backends.fpga import audit
 from pipec.backends.fpga.backend import FpgaBackend
@@ -386,6 +389,18 @@ def test_the_host_draws_the_masks_of_dropout(tmp_path: Path) -> None:
         r.stream = partial(int.__add__, 7)
     other = compare_emitted(stored, plan.graph, inputs, 1e-5, 0, runners)
     assert not all(c.ok for c in other)
+
+
+def test_masks_of_one_name_on_two_boards_are_two_masks(tmp_path: Path) -> None:
+    layers = nn.Linear(8, 6), nn.Dropout(), nn.ReLU(), nn.Linear(6, 3), nn.Dropout()
+    loss = functional.mse_loss, torch.randn(4, 3)
+    plan = pipec.compile(
+        nn.Sequential(*layers), torch.randn(4, 8), "2xvcu118", target="fpga", loss=loss
+    )
+    emit(plan, tmp_path / "out")
+    files = sorted((tmp_path / "out").glob("*/training.json"))
+    records = [json.loads(file.read_text()) for file in files]
+    assert [[m["shape"] for m in r["masks"]] for r in records] == [[[4, 6]], [[4, 3]]]
 
 
 def test_kernels_of_a_board_without_ddr_have_their_tables_in_hbm(tmp_path: Path) -> None:

@@ -4,10 +4,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from pipec.errors import FrontendError
 from pipec.frontends.onnx.evaluation import evaluate
@@ -99,6 +100,13 @@ CASES = [
     ),
     Old("Squeeze", 11, lambda: [X[:1, :, :1].squeeze((0, 2))], {"axes": [0, 2]}, x=X[:1, :, :1]),
     Old("Unsqueeze", 11, lambda: [X[None, :, :, None]], {"axes": [0, 3]}),
+    Old(
+        "Slice",
+        10,
+        lambda: [X[..., 2::-1]],
+        {},
+        [np.array([k]) for k in (2, 2**31 - 1, -1, -1)],
+    ),
     Old("Split", 7, lambda: [X[..., :1], X[..., 1:]], {"axis": 3, "split": [1, 5]}),
     Old("Split", 12, lambda: [X[..., :3], X[..., 3:]], {"axis": 3}),
     Old("ReduceSum", 11, lambda: [X.sum((1, 3))], {"axes": [1, 3], "keepdims": 0}),
@@ -138,6 +146,41 @@ CASES = [
     Old("Gemm", 6, lambda: [FLAT @ FLAT.T * 2 + 1], {"alpha": 2.0, "transB": 1, "broadcast": 1},
         [FLAT, np.ones(1, np.float32)], FLAT),
 ]  # fmt: skip
+
+
+KNOWN = [
+    *(case for case in CASES if case.opset >= 7 and case.op != "Dropout"),
+    Old("BatchNormalization", 9, lambda: [(X - 1) / np.sqrt(4.1) * V[:, None, None] + 3],
+        {"epsilon": 0.1}, [V, *(np.full(3, n, np.float32) for n in (3, 1, 4))]),
+    Old("LRN", 13, lambda: [X / (X**2 * 0.1 + 1.5) ** 0.6],
+        {"size": 1, "alpha": 0.1, "beta": 0.6, "bias": 1.5}),
+    Old("LpNormalization", 1, lambda: [X / np.abs(X).sum(1, keepdims=True)], {"axis": 1, "p": 1}),
+    Old("MaxPool", 12, lambda: [X], {"kernel_shape": [1, 1], "auto_pad": "SAME_UPPER"}),
+    Old("Cast", 19, lambda: [np.full(X.shape, 448, ml_dtypes.float8_e4m3fn)],
+        {"to": TensorProto.FLOAT8E4M3FN}, x=np.full_like(X, 1e9)),
+    Old("ReduceSumSquare", 11, lambda: [np.array([[14]], np.int32)], {"axes": [1]},
+        x=np.array([[1, 2, 3]], np.int32)),
+    Old("Slice", 13, lambda: [X[:, :, 2::-1]], {},
+        [np.array([k]) for k in (2, 2**63 - 1, 2, -1)]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", KNOWN, ids=str)
+def test_a_known_value_is_what_a_node_yields(case: Old) -> None:
+    values = {f"c{k}": a for k, a in enumerate([case.x, *case.others])}
+    wanted = case.want()
+    results = [f"y{k}" for k in range(len(wanted))]
+    node = helper.make_node(case.op, list(values), results, **case.attributes)
+    constants = [
+        helper.make_node("Constant", [], [n], value=numpy_helper.from_array(a, n))
+        for n, a in values.items()
+    ]
+    known = evaluate(ModelFile(model([*constants, node], {}, results, {}, case.opset)), {}).known
+    for name, want in zip(results, wanted, strict=True):
+        exact = want.astype(np.float32) if want.dtype == np.float64 else want
+        assert known[name].dtype == exact.dtype
+        assert known[name].shape == want.shape
+        np.testing.assert_allclose(known[name].astype(float), want.astype(float), 1e-5, 1e-5)
 
 
 def evaluated(case: Old, outputs: int) -> list[Array]:

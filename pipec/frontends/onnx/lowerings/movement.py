@@ -129,10 +129,11 @@ def slice_(
 
 
 def _range(start: int, end: int, step: int, size: int) -> slice:
-    """A Python slice: a negative step starts at the first element at least, and may end with it."""
+    """A Python slice: a negative step may end with the first element, as at the largest number."""
     if step > 0:
         return slice(start, end, step)
-    return slice(max(start, -size), None if end < -size else end, step)
+    ends = (2**31 - 1, 2**63 - 1)  # of either side: older opsets have no other
+    return slice(max(start, -size), None if end < -size or end in ends else end, step)
 
 
 def _slice(ctx: Context, x: Tensor, axis: int, places: range) -> Tensor:
