@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from pipec.graph.ir import Graph, InputKind, tensor
-from pipec.graph.torch_private import FakeTensorMode
+from pipec.graph.torch_private import FakeTensorMode, compile_when_called
 
 
 def fake_like(t: torch.Tensor, mode: FakeTensorMode, *, contiguous: bool = False) -> torch.Tensor:
@@ -39,6 +39,7 @@ def tracing() -> Iterator[FakeTensorMode]:
     mkldnn: Any = torch.backends.mkldnn
     before, mkldnn.enabled = mkldnn.enabled, False
     try:
-        yield FakeTensorMode(allow_non_fake_inputs=True)
+        with compile_when_called():
+            yield FakeTensorMode(allow_non_fake_inputs=True)
     finally:
         mkldnn.enabled = before

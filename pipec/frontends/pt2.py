@@ -266,18 +266,12 @@ def _follow_shapes(
             open_size = None if isinstance(size, int) else allowed.get(size.node.expr)
             want = str(found[name][axis])
             if open_size is not None and n not in open_size:
-                want = _list_range(open_size)
+                least, most = open_size.lower, open_size.upper
+                want = f"{least} to {most}" if most.is_Integer else f"at least {least}"
             elif n == found[name][axis]:
                 continue
             raise FrontendError(what, where=f"{name}, axis {axis}", got=f"{n} of {got}", want=want)
     return found if sizes else {}
-
-
-def _list_range(allowed: Any) -> str:
-    """The sizes that an export leaves open."""
-    if allowed.upper.is_Integer:
-        return f"{allowed.lower} to {allowed.upper}"
-    return f"at least {allowed.lower}"
 
 
 def _size(size: int | torch.SymInt, sizes: Mapping[Any, int]) -> int:

@@ -36,7 +36,7 @@ from pipec.frontends.regions import MarkNoGrad, explicit_casts, explicit_no_grad
 from pipec.graph.eager import swap_tensors
 from pipec.graph.ir import Graph, Source
 from pipec.graph.rules import verify
-from pipec.graph.torch_private import FakeTensorMode, without_stack_traces
+from pipec.graph.torch_private import FakeTensorMode, compile_when_called, without_stack_traces
 
 _ALONE = "it must run alone, model(*inputs), and its values must not decide what it computes"
 _EAGER = "parts of which that is not true can run as they are: --eager, eager=True"
@@ -201,7 +201,8 @@ def trace(
     casts = no_lost_casts([*flat.state_dict().values(), *flat.inputs.values()])
     stacks = without_stack_traces() if origin else nullcontext()
     hint = _ALONE if eager else f"{_ALONE}; {_EAGER}"
-    with nodes, fx.traceback.preserve_node_meta(), fake_weights(flat, flat.inputs) as tensors:
+    meta, weights = fx.traceback.preserve_node_meta(), fake_weights(flat, flat.inputs)
+    with compile_when_called(), nodes, meta, weights as tensors:
         with user_code("the model cannot be traced", hint), whole, casts, watch, quiet(), stacks:
             program = torch.export.export(flat, tensors, strict=False)
         decomposed = decompose(program, differentiable=differentiable, hint=hint)

@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from itertools import accumulate
 from typing import Any
 
@@ -25,7 +25,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.autograd.profiler import profile
 from torch.autograd.profiler_util import MEMORY_EVENT_NAME
-from torch.fx._lazy_graph_module import _LazyGraphModule
+from torch.fx._lazy_graph_module import _LazyGraphModule, _use_lazy_graph_module
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes as without_modes
@@ -60,6 +60,9 @@ BATCH_NORMS = (
 )
 below_autograd = torch._C._AutoDispatchBelowAutograd  # noqa: SLF001
 """A context in which ops skip autograd, the level at which composite ops are taken apart."""
+
+compile_when_called = partial(_use_lazy_graph_module, should_use=True)
+"""A context in which graphs that torch makes become Python when they are called: few ever are."""
 
 grad_mode_region = torch.ops.higher_order.wrap_with_set_grad_enabled
 """What `torch.export` leaves of a no-grad region: ``(enabled, body, *operands)``."""

@@ -1,8 +1,6 @@
 """Plans for small models under any schedule, and gradient accumulation to compare with."""
 
 import copy
-import hashlib
-import io
 import pickle
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -23,33 +21,13 @@ from pipec.runtime.executor import Batch
 from pipec.schedule.registry import generate
 from pipec.schedule.schedule import Schedule
 from tests.autodiff.chain import Case, cut, flat
+from tests.content import content
 from tests.plans import by_hand
-
-
-class _Content(pickle.Pickler):
-    """Objects as bytes; tensors by their numbers, and by which of them are one."""
-
-    def __init__(self, file: io.BytesIO) -> None:
-        super().__init__(file)
-        self._met: dict[Tensor, int] = {}
-
-    def persistent_id(self, thing: object) -> object:
-        if not isinstance(thing, Tensor):
-            return None
-        data = thing.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-        kind = thing.dtype, thing.shape, thing.stride(), thing.requires_grad
-        return self._met.setdefault(thing, len(self._met)), kind, hashlib.sha256(data).digest()
-
-
-def _content(*things: object) -> bytes:
-    file = io.BytesIO()
-    _Content(file).dump(things)
-    return file.getvalue()
 
 
 def _told(plan: Plan) -> bytes:
     stages = [(s.key, s.cost_key) for s in plan.stages]
-    return _content(str(plan.graph.module.graph), dict(plan.graph.weights), stages)
+    return content(str(plan.graph.module.graph), dict(plan.graph.weights), stages)
 
 
 _plans: dict[tuple[object, ...], tuple[Plan, bytes]] = {}
@@ -61,7 +39,7 @@ def staged_once(case: Case, module: nn.Module, stages: int) -> Plan:
     It is the plan of a copy. Whoever changes it is found out by the next one who asks for it.
     """
     try:
-        key = (case.loss, case.batch, stages, _content(module))
+        key = (case.loss, case.batch, stages, content(module))
     except (pickle.PicklingError, AttributeError, TypeError):  # of a class inside a test
         return staged(case, module, stages)
     if key not in _plans:

@@ -1,5 +1,7 @@
 """Small networks that use what the light ONNX CNNs and a transformer block use."""
 
+import copy
+import pickle
 from collections.abc import Callable
 
 import torch
@@ -9,6 +11,7 @@ from torch.nn import functional as F
 from pipec.backends.fpga.engines.base import Nest
 from pipec.frontends.trace import trace
 from pipec.graph.ir import Graph, Source
+from tests.content import content
 
 
 class ConvBn(nn.Sequential):
@@ -249,6 +252,31 @@ assert not MODELS.keys() & SAMPLES.keys()
 MODELS |= SAMPLES
 
 
+_graphs: dict[bytes, tuple[Graph, bytes]] = {}
+
+
 def graph_of(model: nn.Module, *args: Tensor) -> Graph:
-    """The traced graph of a model."""
-    return trace(model, args, source=Source("memory", "test"), differentiable=False)
+    """The traced graph of a model, once per process for small equal ones that can be pickled.
+
+    Whoever changes it is found out by the next one who asks for it.
+    """
+
+    def traced(model: nn.Module) -> Graph:
+        return trace(model, args, source=Source("memory", "test"), differentiable=False)
+
+    if sum(p.numel() for p in model.parameters()) > 1 << 18:
+        return traced(model)
+    try:
+        key = content(model, args)
+    except (pickle.PicklingError, AttributeError, TypeError):  # of a class inside a test
+        return traced(model)
+    if key not in _graphs:
+        graph = traced(copy.deepcopy(model))
+        _graphs[key] = (graph, _told(graph))
+    graph, told = _graphs[key]
+    assert _told(graph) == told, "a test has changed a graph that others share"
+    return graph
+
+
+def _told(graph: Graph) -> bytes:
+    return content(str(graph.module.graph), dict(graph.weights))
