@@ -19,6 +19,7 @@ from pipec.frontends.onnx.frame import Frame, reads
 from pipec.frontends.onnx.inline_if import inline_ifs
 from pipec.frontends.onnx.inputs import bind_inputs, examples, input_types
 from pipec.frontends.onnx.interpreter import Interpreter
+from pipec.frontends.onnx.mini import ENGINE_ERRORS
 from pipec.frontends.onnx.paired import replace_paired
 from pipec.frontends.onnx.reader import ModelFile, read
 from pipec.frontends.onnx.recorder import Recorder
@@ -36,10 +37,7 @@ from pipec.graph.torch_private import (
     without_modes,
 )
 
-LOWERING_ERRORS = (
-    *(ArithmeticError, AssertionError, AttributeError),
-    *(LookupError, MemoryError, RuntimeError, TypeError, ValueError),
-)
+LOWERING_ERRORS = (*ENGINE_ERRORS, MemoryError)
 """What torch raises when a node's inputs do not fit its op."""
 
 _SMALL = 64

@@ -223,9 +223,7 @@ def _beside_readers(graph: Graph, names: Mapping[str, str]) -> Graph:
     weights = {names.get(name, name): t for name, t in graph.weights.items()}
     held = {i.name for i in inputs}
     return graph.replace(
-        inputs=inputs,
-        weights={name: t for name, t in weights.items() if name in held},
-        tied={},
+        inputs=inputs, weights={name: t for name, t in weights.items() if name in held}, tied={}
     )
 
 

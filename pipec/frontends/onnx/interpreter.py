@@ -20,7 +20,7 @@ from pipec.frontends.onnx import control_flow
 from pipec.frontends.onnx.context import LOWERINGS, Context
 from pipec.frontends.onnx.frame import Frame, shorten_domain
 from pipec.frontends.onnx.lowerings import LOADED
-from pipec.frontends.onnx.mini import fold, is_deterministic, type_proto
+from pipec.frontends.onnx.mini import RANDOM, fold, type_proto
 from pipec.frontends.onnx.opaque import run_opaque
 from pipec.frontends.onnx.recorder import Recorder
 from pipec.frontends.onnx.refusals import Demand, NeedKnown, Refused, Way
@@ -199,7 +199,7 @@ class Interpreter:
         if shorten_domain(ctx.node.domain) == "" and ctx.node.op_type in STRUCTURAL:
             return [Way.STRUCTURAL, *([Way.ORT] if ctx.node.op_type in UNITS else [])]
         ways = [Way.NATIVE, Way.FUNCTION]
-        if all(map(is_known, values)) and is_deterministic(ctx.node):
+        if all(map(is_known, values)) and ctx.node.op_type not in RANDOM:
             ways.insert(_is_table(ctx.node, values), Way.FOLDED)
         return [*ways, Way.ORT]
 

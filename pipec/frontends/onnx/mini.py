@@ -17,7 +17,7 @@ from onnx import NodeProto, TensorProto, TypeProto, ValueInfoProto, helper, nump
 from onnx.reference import ReferenceEvaluator
 
 from pipec.errors import first_line
-from pipec.frontends.onnx.frame import Frame, shorten_domain
+from pipec.frontends.onnx.frame import Frame
 from pipec.frontends.onnx.refusals import Refused
 from pipec.frontends.onnx.values import Type, Value, leaves, type_of
 from pipec.graph.arrays import Array
@@ -110,21 +110,17 @@ MOST_ELEMENTS = 2**24
 SLOW_ELEMENTS = 2**12
 """Elements beyond which an op of `_SLOW` is not folded: the reference loops in Python."""
 
-_RANDOM = frozenset(
+RANDOM = frozenset(
     {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial"}
     | {"Bernoulli"}
 )
+"""Ops that yield other numbers each time."""
 _SLOW = frozenset(
     {"Conv", "ConvTranspose", "ConvInteger", "QLinearConv", "DeformConv", "Col2Im", "GridSample"}
     | {"MaxPool", "AveragePool", "LpPool", "LRN", "RoiAlign", "MaxRoiPool", "Attention"}
     | {"LSTM", "GRU", "RNN", "Resize", "Upsample", "NonMaxSuppression", "DepthToSpace"}
 )
 _GROWING = frozenset(["Expand", "Tile", "Resize", "Upsample", "Pad", "OneHot", "AffineGrid"])
-
-
-def is_deterministic(node: NodeProto) -> bool:
-    """Whether the node yields the same outputs each time it is run."""
-    return shorten_domain(node.domain) != "" or node.op_type not in _RANDOM
 
 
 def fold(node: NodeProto, frame: Frame, values: Sequence[Value]) -> tuple[Value, ...]:
