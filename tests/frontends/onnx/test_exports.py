@@ -3,7 +3,8 @@
 import contextlib
 import io
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,12 @@ import pytest
 import torch
 import transformers
 from torch import Tensor, nn
+from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from pipec.frontends.base import LoadOptions
 from pipec.frontends.onnx import OnnxFrontend
 from pipec.graph.ir import origin
+from pipec.graph.torch_private import without_stack_traces
 from tests.frontends.onnx.models import run, worst
 
 IDS = (torch.arange(12)[None] * 7 % 90,)
@@ -106,8 +109,18 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[Tensor, ...]]] = {
 }
 
 
+@pytest.fixture(autouse=True, scope="module")
+def translations_are_read_once() -> Iterator[None]:
+    """Those of torch's exporter, which reads their sources anew for each model."""
+    with pytest.MonkeyPatch.context() as patch:
+        once = staticmethod(cache(ONNXRegistry.from_torchlib))
+        patch.setattr(ONNXRegistry, "from_torchlib", once)
+        yield
+
+
 def export(module: nn.Module, args: tuple[Tensor, ...], path: Path) -> None:
-    with torch.no_grad(), warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+    mute = contextlib.redirect_stdout(io.StringIO())
+    with torch.no_grad(), warnings.catch_warnings(), mute, without_stack_traces():
         warnings.simplefilter("ignore")
         torch.onnx.export(module.eval(), args, path, dynamo=True, verbose=False)
 
