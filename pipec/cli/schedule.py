@@ -173,8 +173,11 @@ def _check_used(schedule: Schedule, times: str, seconds: Times, host: float) -> 
     """Refuse times of actions that the schedule has not, and of copies to host memory."""
     given = [] if times == _TIMES else [part.partition("=")[0] for part in times.split(",")]
     there = {k.name for k in COMPUTE if bool((schedule.kind == k).any())}
-    split = {"B"} if "I" in there and _is_sum(seconds) else set()  # B is what I and W take
-    known = there | split
+    both, *parts = (seconds.compute[k] for k in (ActionKind.B, ActionKind.I, ActionKind.W))
+    split = "I" in there and all(
+        math.isclose(b, sum(p)) for b, *p in zip(both, *parts, strict=True)
+    )
+    known = there | {"B"} if split else there  # B is what I and W take
     idle = [f"--times {k}" for k in given if k not in known and there <= {"F", *given}]
     if host and not any(c.kind is ChannelKind.H for c in schedule.channels):
         raise ScheduleError(
@@ -188,11 +191,6 @@ def _check_used(schedule: Schedule, times: str, seconds: Times, host: float) -> 
             got=", ".join(idle),
             want=f"times of {', '.join(sorted(there))}",
         )
-
-
-def _is_sum(times: Times) -> bool:
-    both, *parts = (times.compute[k] for k in (ActionKind.B, ActionKind.I, ActionKind.W))
-    return all(math.isclose(b, sum(p)) for b, *p in zip(both, *parts, strict=True))
 
 
 def _write_files(

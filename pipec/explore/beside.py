@@ -119,7 +119,12 @@ def _candidates(
             want="a whole number of stages per device, and of pipelines",
             hint=f"a layout of {size} stages does",
         )
-    name = _schedule_name(stages, depth, maker) if schedule is None else _find_like(schedule)
+    if schedule is not None:
+        name = _find_like(schedule)
+    elif maker.trains:
+        name = "1f1b" if stages == depth else f"interleaved{{chunks={stages // depth}}}"
+    else:
+        name = INFERENCE
     replicas = size // depth if schedule is None and maker.trains else 1
     tried = {p.candidate.microbatch for p in exploration.predictions}
     if schedule is not None:
@@ -128,12 +133,6 @@ def _candidates(
         count = batch // (microbatch * replicas) if microbatch else 0
         if count and count * microbatch * replicas == batch:
             yield Candidate(depth, replicas, name, microbatch, count)
-
-
-def _schedule_name(stages: int, depth: int, maker: Maker) -> str:
-    if not maker.trains:
-        return INFERENCE
-    return "1f1b" if stages == depth else f"interleaved{{chunks={stages // depth}}}"
 
 
 def _find_like(schedule: Schedule) -> str:

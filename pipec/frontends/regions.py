@@ -90,16 +90,13 @@ def explicit_casts(module: fx.GraphModule) -> None:
         device, dtype, enabled, _cache, reference, *_operands = node.args
         body: fx.GraphModule = getattr(module, str(reference.target))
         for n in list(body.graph.nodes) if enabled else ():
-            if _may_be_cast_inside(n.target, device):
+            op = n.target
+            if not isinstance(op, OpOverload) or has_rule_of_autocast(op, device):
+                continue
+            if is_composite(op) and not must_decompose(op):
                 _take_apart(body, n, torch.autocast(device, dtype, cache_enabled=False))
         body.recompile()
         explicit_casts(body)
-
-
-def _may_be_cast_inside(op: object, device: str) -> bool:
-    if not isinstance(op, OpOverload) or has_rule_of_autocast(op, device):
-        return False
-    return is_composite(op) and not must_decompose(op)
 
 
 def _take_apart(body: fx.GraphModule, node: fx.Node, casts: torch.autocast) -> None:

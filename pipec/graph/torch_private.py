@@ -27,6 +27,7 @@ from torch.autograd.profiler import profile
 from torch.autograd.profiler_util import MEMORY_EVENT_NAME
 from torch.fx._lazy_graph_module import _LazyGraphModule, _use_lazy_graph_module
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes as without_modes
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
@@ -205,6 +206,13 @@ def later_hooks(module: nn.Module) -> list[str]:
     """Names of the parameters with hooks that run once their gradient is accumulated."""
     held = module.named_parameters()
     return [n for n, p in held if getattr(p, "_post_accumulate_grad_hooks", None)]
+
+
+def has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether anything is called in place of a step of this optimizer, or beside one of any."""
+    own = vars(optimizer)
+    mine = [own[f"_optimizer_step_{when}_hooks"] for when in ("pre", "post")]
+    return any([*mine, _global_optimizer_pre_hooks, _global_optimizer_post_hooks, "step" in own])
 
 
 def gradient_hooks_of(parameter: torch.Tensor) -> list[Callable[..., Any]]:

@@ -68,14 +68,10 @@ def write_weights(weights: Mapping[str, torch.Tensor], path: Path) -> None:
     except KeyError as error:
         raise PlanError("safetensors cannot hold this dtype", where=path.name, got=error) from error
     except SafetensorError as error:
-        raise _os_error(error) from error
+        # the operating system's message, which safetensors quotes in its own
+        match = re.search(r"os error (\d+)", str(error))
+        raise OSError(*([int(match[1])] if match else []), str(error)) from error
     path.chmod(mode)  # safetensors leaves a file that only its owner may read
-
-
-def _os_error(error: SafetensorError) -> OSError:
-    """The operating system's message, which safetensors quotes in its own."""
-    match = re.search(r"os error (\d+)", str(error))
-    return OSError(int(match[1]), str(error)) if match else OSError(str(error))
 
 
 class Lazy(Mapping[str, torch.Tensor]):

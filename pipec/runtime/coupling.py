@@ -5,6 +5,7 @@ step depends on another's gradient. All of `torch.optim` are such; those that es
 from all parameters (Prodigy's step size, the global norm of LAMB) are not: every stage would
 estimate another one. What an optimizer does is not to be read from its class, so it is tried: some
 steps twice, with other gradients for half of the parameters; the other half must not notice.
+Optimizers of `torch.optim` as they are, without hooks, are not tried; L-BFGS is.
 """
 
 from collections.abc import Collection, Mapping
@@ -13,10 +14,12 @@ import torch
 from torch import nn
 
 from pipec.errors import PlanError
+from pipec.graph.torch_private import has_step_hooks
 from pipec.runtime.weights import OptimizerFactory
 
 _STEPS = 8
 """Enough for an estimate that begins with its second step to be used."""
+_KNOWN = {k for k in vars(torch.optim).values() if isinstance(k, type)} - {torch.optim.LBFGS}
 _SIZE = 3
 """Of a dimension of a stand-in."""
 
@@ -72,7 +75,8 @@ def _step(
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)  # of no other device, where the state would stay
         optimizer = make(list(held.items()))
-        for step in range(_STEPS):
+        known = type(optimizer) in _KNOWN and not has_step_hooks(optimizer)
+        for step in range(0 if known else _STEPS):
             for n, p in held.items():
                 p.grad = gradients[n] * (-100) ** (step % 3) if n in moved else gradients[n].clone()
             optimizer.step()

@@ -20,7 +20,7 @@ from pipec.compiler.residency import list_saved
 from pipec.compiler.timeline import plan_timeline
 from pipec.errors import PassError, PipecError, PlanError
 from pipec.frontends.trace import Loss, trace
-from pipec.graph.ir import Source
+from pipec.graph.ir import Graph, Source
 from pipec.plan.model import Plan
 from pipec.runtime.executor import Settings
 from pipec.runtime.runner import LocalPipeline
@@ -32,15 +32,21 @@ DEVICES = 2
 
 
 @cache
-def cut_for(schedule: str, stages: int, layers: int = 2) -> Plan:
+def graph_of(layers: int) -> Graph:
     args, target = batch(0)
     loss = Loss(CASE.loss, target)
-    graph = trace(model(layers), args, loss=loss, source=Source("memory", "test"))
+    return trace(model(layers), args, loss=loss, source=Source("memory", "test"))
+
+
+@cache
+def cut_for(schedule: str, stages: int, layers: int = 2) -> Plan:
     passes = (
         f"simplify,annotate-cost,partition{{stages={stages} schedule={schedule} "
         f"microbatches=4}},insert-comm,differentiate,time-stages"
     )
-    return make_plan(graph, parse_cluster(f"{DEVICES}xh100"), passes=parse_pipeline(passes))
+    return make_plan(
+        graph_of(layers), parse_cluster(f"{DEVICES}xh100"), passes=parse_pipeline(passes)
+    )
 
 
 def timed(plan: Plan, schedule: str, before: str = "") -> Plan:

@@ -3,15 +3,18 @@
 import re
 from functools import cache
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from pipec.errors import PipecError
 from pipec.plan.model import Plan
 from pipec.runtime.builders import optimizer_from_text, scheduler_from_text
 from pipec.runtime.checkpoint import Checkpoints
+from pipec.runtime.coupling import check_uncoupled
 from pipec.runtime.executor import Settings
 from pipec.runtime.runner import LocalPipeline
 from pipec.runtime.train import train
@@ -175,6 +178,39 @@ def test_what_couples_parameters_is_refused_where_they_are_stepped_apart(
         with pytest.raises(PipecError, match=r"gradients of others(.|\n)*clip="):
             run_with(make, stages, replicas)
     run_with(make, 1)
+
+
+def clipped(optimizer: torch.optim.Optimizer, *_: object) -> None:
+    """A hook before a step."""
+    torch.nn.utils.clip_grad_norm_([p for g in optimizer.param_groups for p in g["params"]], 0.1)
+
+
+@pytest.mark.parametrize("every", [False, True])
+def test_hooks_of_torchs_own_optimizers_couple_parameters_too(every: bool) -> None:
+    def make(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        optimizer = torch.optim.SGD(parameters, lr=0.1)
+        if not every:
+            optimizer.register_step_pre_hook(clipped)
+        return optimizer
+
+    hook = register_optimizer_step_pre_hook(clipped) if every else None
+    try:
+        with pytest.raises(PipecError, match=r"gradients of others(.|\n)*clip="):
+            run_with(make, 2)
+    finally:
+        if hook is not None:
+            hook.remove()
+
+
+def test_torchs_own_optimizers_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their steps are each parameter's own; what a subclass does is not known."""
+    steps = Mock(side_effect=torch.optim.SGD.step)
+    monkeypatch.setattr(torch.optim.SGD, "step", lambda self, closure=None: steps(self, closure))
+    parameters = {n: torch.ones(2) for n in "ab"}
+    check_uncoupled(lambda p: torch.optim.SGD(p, lr=0.1), parameters)
+    assert not steps.called
+    check_uncoupled(lambda p: Noisy(p, lr=0.1), parameters)
+    assert steps.called
 
 
 def test_what_draws_is_not_taken_for_coupled() -> None:

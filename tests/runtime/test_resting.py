@@ -1,7 +1,7 @@
 """The optimizer's state in host memory between steps: the same bits, less on the device."""
 
 import io
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -46,6 +46,7 @@ OPTIMIZERS = {
 }
 
 
+@cache
 def plans(schedule: str = "1f1b", stages: int = 2, beside: int = 0) -> tuple[Plan, Plan]:
     """A plan, and the same with the optimizer's state in host memory."""
     plan = cut_for(schedule, stages)
