@@ -119,12 +119,9 @@ def _candidates(
             want="a whole number of stages per device, and of pipelines",
             hint=f"a layout of {size} stages does",
         )
-    if schedule is not None:
-        name = _find_like(schedule)
-    elif maker.trains:
+    name = INFERENCE if schedule is None else _find_like(schedule)
+    if schedule is None and maker.trains:
         name = "1f1b" if stages == depth else f"interleaved{{chunks={stages // depth}}}"
-    else:
-        name = INFERENCE
     replicas = size // depth if schedule is None and maker.trains else 1
     tried = {p.candidate.microbatch for p in exploration.predictions}
     if schedule is not None:
