@@ -156,7 +156,7 @@ def ours(one: StageWork, limit: float) -> tuple[float, float]:
     )  # fmt: skip
     found = choose(problem)
     chosen = frozenset(names[v] for v in np.flatnonzero(found.decision == RECOMPUTE))
-    again_in_b = Replays(one.training, chosen).B.computed
+    again_in_b = Replays(one.training, chosen).of("B").computed
     return bytes_held(chosen), sum(one.forward.get(n, 0.0) for n in again_in_b)
 
 

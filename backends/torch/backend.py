@@ -28,7 +28,7 @@ from pipec.graph.lower import lower
 from pipec.graph.open_sizes import resize_graph
 from pipec.graph.quantised import QUANTISED
 from pipec.graph.size_formula import SizedArgument
-from pipec.plan.model import Plan, Stage, StageTiming
+from pipec.plan.model import Plan, StageTiming
 from pipec.plan.weights import WEIGHTS, all_have_data, owners, stage_folder, write_weights
 from pipec.runtime.device import Device
 from pipec.runtime.draws import number_draws, seed_graph
@@ -91,10 +91,12 @@ class TorchBackend(Backend):
     def stage_seconds(self, plan: Plan) -> tuple[StageTiming, ...]:
         """Predict every stage on its device: node by node, by the plan's costs."""
         empty = () if all_have_data(plan.graph.weights) else (_NO_WEIGHTS,)
-        return tuple(
-            dataclasses.replace(t, notes=(*empty, *_eager(s)))
-            for s, t in zip(plan.stages, sum_stage_times(plan), strict=True)
-        )
+        found = []
+        for stage, timing in zip(plan.stages, sum_stage_times(plan), strict=True):
+            parts = ", ".join(dict.fromkeys(eager_parts(stage.graph).values()))
+            eager = (f"runs eagerly, as a module under autograd: {parts}",) if parts else ()
+            found.append(dataclasses.replace(timing, notes=(*empty, *eager)))
+        return tuple(found)
 
     def emit(self, plan: Plan, directory: Path) -> None:
         """Write weights, and exported programs if ``plan.options`` has ``pt2``."""
@@ -184,12 +186,6 @@ def _tolerance(plan: Plan) -> float:
     """
     same = plan.graph.source.kind != "onnx" and REWRITTEN not in plan.options
     return rounding_tolerance(plan.graph, SAME_KERNELS if same else OTHER_KERNELS)
-
-
-def _eager(stage: Stage) -> tuple[str, ...]:
-    """A note of the parts of a stage that run as modules under autograd."""
-    parts = dict.fromkeys(eager_parts(stage.graph).values())
-    return (f"runs eagerly, as a module under autograd: {', '.join(parts)}",) if parts else ()
 
 
 def stage_runner(

@@ -74,7 +74,7 @@ def recompute_values(training: Training, values: Collection[str]) -> Training:
     outputs = [o for o in training.F.outputs if o.kind is not OutputKind.SAVED]
     outputs += [GraphOutput(n, OutputKind.SAVED, n) for n in training.F.nodes if n in found.read]
     F = _copy_for(training.F, outputs)
-    return Training(F, found.B.graph(), found.I.graph(), found.W.graph())
+    return Training(F, *(found.of(k).graph() for k in ("B", "I", "W")))
 
 
 def offload(training: Training, slots: Mapping[str, Collection[str]]) -> Training:
@@ -132,30 +132,50 @@ class Sources:
 
 
 class Replays:
-    """B, I and W of a stage that compute some saved values again.
+    """B, I and W of a stage that compute some saved values again, each found when it is asked for.
 
     What F keeps saved is read, by whichever of them needs it. W reads what I has computed again for
     itself, which I then yields; only views are made twice.
-
-    Attributes:
-        B, I, W: The graphs, as `Replay`.
-        read: What F must yield for them, by name.
     """
 
     def __init__(
         self, training: Training, again: Collection[str], sources: Sources | None = None
     ) -> None:
-        forward, sources = training.F, sources or Sources(training)
-        kept = {v.name for v in training.saved}.difference(again)
-        alone = Replay(training.I, forward, sources, again, kept)
-        made = sources.list_lasting(alone.computed) - kept
-        self.B = Replay(training.B, forward, sources, again, kept)
-        self.W = Replay(training.W, forward, sources, again, kept | made)
-        shared = made & self.W.read
-        passed = [n for n in sources.nodes(forward) if n in shared]
-        self.I = Replay(training.I, forward, sources, again, kept, passed) if passed else alone
-        of_i = {o.name for o in training.I.outputs_of(OutputKind.SAVED)}
-        self.read = (self.B.read | self.I.read | self.W.read).difference(passed, of_i)
+        self._training, self._again = training, again
+        self._sources = sources or Sources(training)
+        self._kept = {v.name for v in training.saved}.difference(again)
+        self._known: dict[str, Replay] = {}
+
+    def of(self, kind: str) -> "Replay":
+        """B, I or W."""
+        if kind not in self._known:
+            shared = self._made & self.of("W").read if kind == "I" else ()
+            passed = [n for n in self._sources.nodes(self._training.F) if n in shared]
+            more = self._made if kind == "W" else ()
+            alone = kind == "I" and not passed
+            self._known[kind] = self._alone if alone else self._replay(kind, more, passed)
+        return self._known[kind]
+
+    @property
+    def read(self) -> set[str]:
+        """What F must yield, by name: B reads what I and W together do."""
+        return self.of("B").read
+
+    @cached_property
+    def _made(self) -> set[str]:
+        """What W may read of I."""
+        return self._sources.list_lasting(self._alone.computed) - self._kept
+
+    @cached_property
+    def _alone(self) -> "Replay":
+        """I that yields no more than it did."""
+        return self._replay("I")
+
+    def _replay(
+        self, kind: str, more: Collection[str] = (), passed: Collection[str] = ()
+    ) -> "Replay":
+        graph, given = self._training.graphs[kind], self._kept.union(more)
+        return Replay(graph, self._training.F, self._sources, self._again, given, passed)
 
 
 class Replay:

@@ -33,7 +33,9 @@ def command(name: str | None, output: Path, *, as_json: bool) -> None:
     found = _examples()
     if name is None:
         refuse(["output"], "only with the NAME of an example, which is copied there")
-        listed = {n: _summary(path) for n, path in found.items()}
+        parsed = {n: ast.parse(path.read_text(encoding="utf-8")) for n, path in found.items()}
+        begins = {n: (ast.get_docstring(p) or "").split("\n\n")[0] for n, p in parsed.items()}
+        listed = {n: " ".join(b.replace("``", "`").split()) for n, b in begins.items()}
         wide = max(map(len, listed))
         lines = [indent_lines(f"{n:<{wide}}  {summary}", wide + 2) for n, summary in listed.items()]
         click.echo(json.dumps(listed, indent=2) if as_json else "\n".join(lines))
@@ -61,12 +63,6 @@ def _examples() -> dict[str, Path]:
     shipped = package / "examples"
     folder = shipped if shipped.is_dir() else package.parent / "examples"
     return {p.stem: p for p in sorted(folder.glob("*.py"))}
-
-
-def _summary(path: Path) -> str:
-    """First sentence of the docstring, in one line."""
-    text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-    return " ".join(text.split("\n\n")[0].replace("``", "`").split())
 
 
 def _find_imports(examples: dict[str, Path], name: str) -> list[Path]:

@@ -112,7 +112,9 @@ class FatePredictor:
         slots = host_slots(stage, work.training, fates)
         gone = {name for slot in slots for name in slot.values}
         stay = {name: size for name, size in again.saved.items() if name not in gone}
-        left = sum(size for name, size in again.for_w.items() if name not in gone)
+        splits = "W" in self.rewrites[stage].kinds
+        for_w = again.for_w if splits else {}
+        left = sum(size for name, size in for_w.items() if name not in gone)
         return Forecast(
             replace(
                 before,
@@ -120,10 +122,10 @@ class FatePredictor:
                     before.cost, fates.recompute, measured=self._measured[stage]
                 ),
                 saved=float(sum(stay.values())),
-                saved_for_w=float(left),
+                saved_for_w=float(left) if splits else None,
             ),
             tuple(slots),
-            {s.name: float(sum(again.for_w.get(n, 0) for n in s.values)) for s in slots},
+            {s.name: float(sum(for_w.get(n, 0) for n in s.values)) for s in slots if splits},
             frozenset(stay),
         )
 

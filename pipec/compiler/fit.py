@@ -128,8 +128,10 @@ class Fit:
         recompute: Whether values may be computed again.
         host: Whether values may leave for host memory; where forward and backward run on two
             devices, whether a part may leave, and come, while nothing is computed.
+        link: The share of a link's rate that stages count on for copies.
         tried: Choices that were simulated.
         enough: Seconds of stages, each alone, with choices that fit.
+        leaving: By the depth of slots, choices of which values leave until all fits.
     """
 
     plan: Plan
@@ -138,8 +140,10 @@ class Fit:
     apply: Apply
     recompute: bool
     host: bool
+    link: float = 1.0
     tried: list[Sequence[Fates]] = field(default_factory=list, init=False)
     enough: dict[int, float] = field(default_factory=dict)
+    leaving: dict[int, list[Fates] | None] = field(default_factory=dict)
     _known: dict[tuple[int, float], Residency] = field(default_factory=dict, init=False)
 
     def solve(self) -> PredictedChoice | None:
@@ -165,9 +169,9 @@ class Fit:
             held = room if apart else self._sum([r.choice.peak_bytes for r in chosen])
             room = np.where(over > 0, np.minimum(room, held) - eager * over, room)
 
-    def with_freedom(self, recompute: bool, host: bool) -> Self:
+    def with_freedom(self, recompute: bool, host: bool, link: float = 1.0) -> Self:
         """The same with other freedom, and what was found of the plan."""
-        other = replace(self, recompute=recompute, host=host)
+        other = replace(self, recompute=recompute, host=host, link=link)
         known = {"foresight": self.foresight, "plain": self.plain, "_saved": self._saved}
         other.__dict__.update(known)
         return other
@@ -370,7 +374,7 @@ class Fit:
                 return self.plan.cluster.link(ahead, behind).bytes_per_second
             return min(devices[d].host_bandwidth for d in (ahead, behind))
         sharing = max(len(self._stages_of(d)) for d in place.forward[stage])
-        return devices[ahead].host_bandwidth / sharing if self.host else 0.0
+        return devices[ahead].host_bandwidth * self.link / sharing if self.host else 0.0
 
     def check_static(self) -> None:
         """Refuse at once where weights, what belongs to them and what W reads are above a limit.

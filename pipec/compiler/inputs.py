@@ -95,7 +95,9 @@ def choose_inputs(
         except FrontendError:
             continue
         steady = partial(_is_steady, original, inputs, found, tolerance=tolerance / trials)
-        if not floating or (_finite(found) and all(steady(seed + k) for k in range(trials))):
+        real = [t for t in found.values() if t.is_floating_point()]
+        finite = all(bool(t.isfinite().all()) for t in real)
+        if not floating or (finite and all(steady(seed + k) for k in range(trials))):
             return inputs, found
     inputs = draw(graph, examples, seed)
     try:
@@ -109,10 +111,6 @@ def _run(
 ) -> dict[str, Tensor]:
     torch.manual_seed(seed)
     return original(inputs)
-
-
-def _finite(found: Tensors) -> bool:
-    return all(bool(t.isfinite().all()) for t in found.values() if t.is_floating_point())
 
 
 def _is_steady(

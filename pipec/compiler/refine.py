@@ -125,8 +125,9 @@ class Search:
         nothing = self.simulate((KEPT,) * len(self.fit.plan.stages))
         every = [*self.fit.tried, *starts]
         if self.fit.host:
-            leaving = (move_until_it_fits(self.fit, depth) for depth in DEPTHS)
-            every += [chosen for chosen in leaving if chosen is not None]
+            for depth in [d for d in DEPTHS if d not in self.fit.leaving]:
+                self.fit.leaving[depth] = move_until_it_fits(self.fit, depth)
+            every += [chosen for chosen in self.fit.leaving.values() if chosen is not None]
         if not nothing.over:
             return nothing
         plain = (tuple(Fates(f.recompute, f.slots) for f in chosen) for chosen in every)
@@ -134,6 +135,7 @@ class Search:
         if self.fit.recompute and all(t.over for t in first):
             first += map(self.simulate, self.try_segments())
         first = [*dict.fromkeys(first)]
+        first.append(self.mix(first))
         nearest = sorted((t for t in first if t.over), key=lambda t: t.order)[:2]
         fits = [t for t in first if not t.over]
         fits += [t for at in (nothing, *nearest) if (t := self.make_room(at)) is not None]
@@ -153,6 +155,17 @@ class Search:
             timeline = self.fit.foresight.timeline(chosen)
             self.known[chosen] = Trial(chosen, timeline, self.limits)
         return self.known[chosen]
+
+    def mix(self, those: Sequence[Trial]) -> Trial:
+        """The best, with what others make of one stage after the other while that is better."""
+        best, before = min(those, key=lambda t: t.order), None
+        while best is not before:
+            before = best
+            for s in range(len(best.stages)):
+                every = dict.fromkeys(t.stages[s] for t in those)
+                mixed = ((*best.stages[:s], fates, *best.stages[s + 1 :]) for fates in every)
+                best = min(map(self.simulate, mixed), key=lambda t: t.order)
+        return best
 
     def make_room(self, at: Trial) -> Trial | None:
         """A choice that fits, by the changes that gain the most for their time."""

@@ -161,6 +161,10 @@ def check_limit(plan: Plan, timeline: Timeline) -> None:
         )
 
 
+WARY = 0.5
+"""Share of a link's rate on which stages count that know nothing of filling and draining."""
+
+
 def best(fit: Fit) -> Fitted:
     """What keeps the limit and, as the whole schedule is simulated, takes the least time.
 
@@ -186,8 +190,11 @@ def _find_best(fit: Fit) -> PredictedChoice | None:
             fits.append(found)
         fit.tried.extend(narrower.tried)
     if all(f.timeline.seconds > fit.plain.seconds for f in fits):
-        if found := fit.solve():
-            fits.append(found)
+        for link in (1.0, WARY) if both and not apart else (1.0,):
+            each = fit.with_freedom(fit.recompute, fit.host, link)
+            if found := each.solve():
+                fits.append(found)
+            fit.tried.extend(each.tried)
         if not apart and (found := Search(fit).best([f.stages for f in fits])):
             fits.append(found)
     return min(fits, key=lambda f: f.timeline.seconds, default=None)

@@ -20,6 +20,7 @@ from pipec.graph.written import ancestors
 from pipec.residency.problem import RECOMPUTE, FloatArray, IntArray, Working
 
 _BACKWARD = ("B", "I", "W")
+_Order = tuple[Sequence[fx.Node], Sequence[str], frozenset[str]]
 
 
 def values_of(work: StageWork, *, alike: bool = True) -> tuple[FloatArray, FloatArray]:
@@ -50,37 +51,40 @@ class Rewritten:
     """The graphs of a stage whose B, I and W compute some saved values again, by their nodes.
 
     Attributes:
-        orders: B, I and W to their nodes in order, the names of results, those of what is computed.
         saved: What F keeps, with its bytes.
-        for_w: What W reads of it, or of what I yields, with its bytes.
     """
 
     def __init__(self, stage: "Rewrites", again: frozenset[str]) -> None:
         self._stage, training = stage, stage.work.training
-        self.forward, graphs = training.F, {k: training.graphs[k] for k in _BACKWARD}
-        if again:
-            replays = Replays(training, again, stage.sources)
-            of = {k: getattr(replays, k) for k in _BACKWARD}
-            self.orders = {k: (r.nodes, _results(r.outputs), r.computed) for k, r in of.items()}
-            read, of_w = replays.read, replays.W.read
-        else:
-            self.orders = {
-                k: ([*g.nodes.values()], _results(g.outputs), frozenset(n.name for n in g.calls))
-                for k, g in graphs.items()
-            }
-            read = {v.name for v in training.saved}
-            of_w = {i.node for i in training.W.inputs_of(InputKind.SAVED)}
-        names = {i.node: i.name for i in training.W.inputs_of(InputKind.SAVED)}
-        sizes, in_w = stage.sizes, stage.sources.nodes(training.W)
-        self.saved = {n: sizes[n] for n in read}
-        self.for_w = {
-            names.get(n, n): tensor_nbytes(tensor(in_w[n])) if n in in_w else sizes[n] for n in of_w
+        self.forward, self._graphs = training.F, training.graphs
+        self._replays = Replays(training, again, stage.sources) if again else None
+        read = self._replays.read if self._replays else (v.name for v in training.saved)
+        self.saved = {n: stage.sizes[n] for n in read}
+
+    def order(self, kind: str) -> _Order:
+        """Nodes of B, I or W in order, the names of results, those of what is computed."""
+        if self._replays:
+            made = self._replays.of(kind)
+            return made.nodes, _results(made.outputs), made.computed
+        graph = self._graphs[kind]
+        calls = frozenset(n.name for n in graph.calls)
+        return [*graph.nodes.values()], _results(graph.outputs), calls
+
+    @cached_property
+    def for_w(self) -> dict[str, int]:
+        """What W reads of what is saved, or of what I yields, with its bytes."""
+        W = self._graphs["W"]
+        names = {i.node: i.name for i in W.inputs_of(InputKind.SAVED)}
+        sizes, in_w = self._stage.sizes, self._stage.sources.nodes(W)
+        return {
+            names.get(n, n): tensor_nbytes(tensor(in_w[n])) if n in in_w else sizes[n]
+            for n in (self._replays.of("W").read if self._replays else names)
         }
 
     def seconds(self, kind: str) -> float:
         """What B, I or W computes of what F has computed."""
         forward = self._stage.work.forward
-        return fsum(forward.get(name, 0.0) for name in self.orders[kind][2])
+        return fsum(forward.get(name, 0.0) for name in self.order(kind)[2])
 
     @cached_property
     def alive(self) -> tuple[int, frozenset[str]]:
@@ -93,17 +97,17 @@ class Rewritten:
     @cached_property
     def working(self) -> dict[str, int]:
         """As `working_bytes` of the graphs."""
-        return {kind: self._alive(kind)[0] for kind in self.orders}
+        return {kind: self._alive(kind)[0] for kind in self._stage.kinds}
 
     def _alive(self, kind: str) -> tuple[int, frozenset[str]]:
-        nodes, results, computed = self.orders[kind]
+        nodes, results, computed = self.order(kind)
         order, counted = [self._stage.life_of(n) for n in nodes], self._stage.calls & computed
         return peak_of(order, results, counted, kernels=False)
 
     @cached_property
     def fullest(self) -> dict[str, int]:
         """Most bytes that are alive in each graph, in F beyond what it saves."""
-        found = {k: self._peak(*order) for k, order in self.orders.items()}
+        found = {k: self._peak(*self.order(k)) for k in self._stage.kinds}
         results = [o.node for o in self.forward.outputs if o.kind is not OutputKind.SAVED]
         results += self.saved
         nodes = self._stage.sources.nodes(self.forward)
@@ -171,7 +175,7 @@ class Rewrites:
         if not again:
             return before
         old, new = self.of(frozenset()), self.of(again)
-        more = {k: new.seconds(k) - old.seconds(k) for k in _BACKWARD}
+        more = {k: new.seconds(k) - old.seconds(k) for k in self.kinds}
         if measured:
             grown = {k: new.fullest[k] - old.fullest[k] for k in new.fullest}
             workspace = {
@@ -184,10 +188,8 @@ class Rewrites:
             }
         return replace(
             before,
-            B=before.B + more["B"],
-            I=before.I + more["I"],
-            W=before.W + more["W"],
             workspace=workspace,
+            **{k: getattr(before, k) + seconds for k, seconds in more.items()},
         )
 
 

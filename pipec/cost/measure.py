@@ -132,7 +132,9 @@ def _pass(
     last = {r: n for n in graph.module.graph.nodes for r in n.all_input_nodes}
     for node in graph.calls:
         wanted = tuple(n in needing for n in node.all_input_nodes)
-        key = (op_name(node), repr(_types(node, env)), wanted)
+        typed: Any = lambda n: _type(env[n])  # noqa: E731
+        types = fx.map_arg((node.args, dict(node.kwargs)), typed)
+        key = (op_name(node), repr(types), wanted)
         try:
             with torch.no_grad():
                 forward, result = _time(_call(node, env, how.device), how)
@@ -217,12 +219,6 @@ def _time_launches(run: Callable[[], Any], how: Measuring, bare: float) -> tuple
     torch.cuda.synchronize()
     device = begin.elapsed_time(end) / 1e3
     return max(device, host - _LAUNCHES * bare) / _LAUNCHES, results[-1]
-
-
-def _types(node: fx.Node, env: Mapping[fx.Node, Any]) -> Any:
-    """The node's arguments with every value replaced by its type."""
-    typed: Any = lambda n: _type(env[n])  # noqa: E731
-    return fx.map_arg((node.args, dict(node.kwargs)), typed)
 
 
 def _type(value: object) -> object:

@@ -11,7 +11,7 @@ from pipec.errors import PipecError
 from pipec.frontends.base import user_code
 from pipec.frontends.eager import Structure, run_once, tensors_of
 from pipec.frontends.trace import MODEL, Flat, Loss, trace
-from pipec.graph.ir import MEMORY, Graph, InputKind, OutputKind, Source
+from pipec.graph.ir import MEMORY, InputKind, OutputKind, Source
 from pipec.graph.torch_private import without_stack_traces
 
 Arguments = tuple[tuple[object, ...], dict[str, object]]
@@ -103,15 +103,13 @@ def _hold(part: nn.Module, given: Given, eager: Sequence[str], autocast: str) ->
         eager=eager,
     )
     if learns:
-        wanted = [k for k, i in enumerate(graph.inputs) if _learns(graph, i.name, i.kind)]
+        inputs, weights = [*enumerate(graph.inputs)], graph.weights
+        trained = [(k, i) for k, i in inputs if i.kind is InputKind.PARAMETER]
+        wanted = [k for k, i in trained if weights[i.name].requires_grad]
         read = [k for k, i in enumerate(graph.inputs) if i.kind is InputKind.INPUT]
         wanted += [k for k, flag in zip(read, flags, strict=True) if flag]
         losses = [k for k, o in enumerate(graph.outputs) if o.kind is OutputKind.LOSS]
         trace_joint(graph, tuple(sorted(wanted)), tuple(losses))
-
-
-def _learns(graph: Graph, name: str, kind: InputKind) -> bool:
-    return kind is InputKind.PARAMETER and graph.weights[name].requires_grad
 
 
 def _total(outputs: object) -> Tensor:

@@ -61,7 +61,7 @@ class Traces:
             if not calls or any(c.target is not n.target for c in calls):
                 continue  # a pass has made it
             for path, sizes in _leaves(calls):
-                if not all(_same(s, sizes[0]) for s in sizes):
+                if not all(s == sizes[0] or repr(s) == repr(sizes[0]) for s in sizes):  # nan
                     found.append(_argument(n, path, sizes, fit))
         return tuple(found)
 
@@ -90,10 +90,6 @@ def _argument(n: fx.Node, path: Path, sizes: Sequence[object], fit: Fit) -> Size
             return SizedArgument(n.name, path, formula)
         what = "a stage needs a size that follows from nothing it receives"
     raise GraphError(what, where=f"{n.name}, {origin(n)}", got=", ".join(map(str, sizes)))
-
-
-def _same(a: object, b: object) -> bool:
-    return a == b or repr(a) == repr(b)  # nan
 
 
 def _leaves(calls: Sequence[fx.Node]) -> Iterator[tuple[Path, list[object]]]:

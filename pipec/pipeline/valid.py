@@ -72,7 +72,12 @@ def counts_of(graph: Graph, rows: Count) -> list[Count]:
             found[node.name] = count
         elif name and all(n.name in scalars for n in parts):
             free |= not _keeps_sums(node, compiled, read)
-            todo += [(n, free) for n in parts if _is_real(n.meta["val"])]
+            values = [(n, n.meta["val"]) for n in parts]  # conditions and counts are no values
+            todo += [
+                (n, free)
+                for n, v in values
+                if not isinstance(v, torch.Tensor) or v.is_floating_point()
+            ]
         elif name and parts:
             if _reduction(node, compiled) == _SUM and not free:
                 raise _no_mean(node)
@@ -93,11 +98,6 @@ def _find_read(graph: Graph, inputs: Mapping[str, str]) -> tuple[set[str], set[s
             if scalars.issuperset(parts) or all(v is None or not v.dim() for v in values):
                 scalars.add(node.name)
     return read, scalars
-
-
-def _is_real(value: object) -> bool:
-    """Whether a value, or one of an op's, is no condition and no number of something."""
-    return not isinstance(value, torch.Tensor) or value.is_floating_point()
 
 
 def _keeps_sums(node: fx.Node, rows: int, read: set[str]) -> bool:

@@ -13,9 +13,8 @@ from pipec.plan.manifest import source_of
 from pipec.plan.model import HostSlot, Partition, Plan, StageTiming, Tried, ValueChannel
 from pipec.plan.weights import all_have_data, owners
 from pipec.schedule import json_form
-from pipec.schedule.schedule import Placement, Schedule
+from pipec.schedule.schedule import Placement
 from pipec.simulate.simulate import from_json
-from pipec.simulate.timeline import Timeline
 
 Record = Mapping[str, Any]
 
@@ -47,7 +46,7 @@ def plan_from_record(record: Record, graph: Graph) -> Plan:
         PipecError: The cluster, the costs or the schedule are malformed.
         KeyError, TypeError, ValueError: Another part is.
     """
-    costs = record["costs"]
+    costs, times = record["costs"], record["timeline"]
     schedule = None if record["schedule"] is None else json_form.from_json(record["schedule"])
     return Plan(
         graph=graph.replace(source=source_of(record)),
@@ -59,7 +58,7 @@ def plan_from_record(record: Record, graph: Graph) -> Plan:
         channels=convert(record["channels"], tuple[ValueChannel, ...]),
         slots=convert(record["slots"], tuple[HostSlot, ...]),
         schedule=schedule,
-        timeline=_timeline(schedule, record["timeline"]),
+        timeline=None if schedule is None or times is None else from_json(schedule, times),
         timing=convert(record["timing"], tuple[StageTiming, ...]),
         explored=convert(record.get("explored", ()), tuple[Tried, ...]),
         options=convert(record["options"], dict[str, Any]),
@@ -80,10 +79,6 @@ def _partition(record: Record | None, graph: Graph) -> Partition | None:
     pairs = zip(graph.calls, stages, strict=True)
     stage_of = {n.name: stage for n, stage in pairs if stage is not None}
     return convert({**record, "stage_of": stage_of}, Partition)
-
-
-def _timeline(schedule: Schedule | None, record: Record | None) -> Timeline | None:
-    return None if schedule is None or record is None else from_json(schedule, record)
 
 
 def _weights_record(plan: Plan) -> dict[str, Any]:

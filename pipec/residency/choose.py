@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import combinations, product
+from itertools import product
+from math import inf
 
 import numpy as np
 
@@ -25,10 +26,13 @@ FEW = 12
 """Values of which all sets are looked at, for the part that leaves first."""
 _SOME = 1e-6
 """A fraction of a value from which on all of it may be recomputed."""
-MANY = 40
+MANY = 16
 """Values beyond which a decision that does not fit is not improved, once another one does."""
-STARTS = {16: 10, MANY: 4, np.inf: 2}
+STARTS = {MANY: 10, np.inf: 2}
 """Most unlike decisions that are improved, of up to so many values."""
+
+
+_Slots = tuple[Slot, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,14 +69,23 @@ class DoesNotFitError(PartitionError):
         self.least, self.cap = least, cap
 
 
-def _first_that_fits(problem: Problem, those: Iterable[Played]) -> Played:
-    """The fastest that fits exactly; what takes the fewest bytes if none does."""
-    played = []
-    for t in sorted(those, key=lambda t: t.order):
-        played.append(play_again(problem, t))
-        if played[-1].seconds < np.inf:
-            break
-    return min(played, key=lambda t: t.order)
+def _first_that_fits(problem: Problem, those: Iterable[tuple[IntArray, _Slots]]) -> Played:
+    """The fastest that fits exactly; what takes the fewest bytes if none does.
+
+    What is too full or slower in any case is not played.
+    """
+    bounds = [(*least(problem, *each), each) for each in those]
+    full, best = problem.cap * (1 + 1e-12), list[Played]()
+    bounds.sort(key=lambda b: (0.0, b[0], b[1]) if b[1] <= full else (inf, b[1], b[0]))
+    for seconds, nbytes, each in bounds:
+        if best and best[0].seconds < inf:
+            close = best[0].close
+            if nbytes > full or seconds // close > best[0].seconds // close:
+                continue
+        found = play(problem, *each, exactly=False)
+        if not best or found.order < best[0].order:
+            best = [min([play_again(problem, found), *best], key=lambda t: t.order)]
+    return best[0]
 
 
 def choose(problem: Problem, enough: float = np.inf) -> Choice:
@@ -159,22 +172,21 @@ def _of_program(problem: Problem, program: Bound) -> Played:
     return _first_that_fits(problem, several)
 
 
-def _arrange(problem: Problem, decision: IntArray) -> Iterator[Played]:
+def _arrange(problem: Problem, decision: IntArray) -> Iterator[tuple[IntArray, _Slots]]:
     """A decision with its moved values in slots of several depths."""
     leaving = np.flatnonzero(decision == OFFLOAD)
     if not len(leaving):
-        yield play(problem, decision, exactly=False)
+        yield decision, ()
         return
     if problem.behind is not None:
-        yield play(problem, decision, _two_parts(problem, decision, leaving), exactly=False)
+        yield decision, _two_parts(problem, decision, leaving)
         return
     for depth, count in product(range(3), PARTS):
-        slots = _deal(problem, leaving, depth, count)
-        yield play(problem, decision, slots, exactly=False)
+        yield decision, _deal(problem, leaving, depth, count)
     for share in SHARES:
         early = np.arange(len(leaving)) * share % 1 < share  # evenly among the values
-        slots = _deal(problem, leaving[early], 1, 1) + _deal(problem, leaving[~early], 2, 1)
-        yield play(problem, decision, slots, exactly=False)
+        first, then = _deal(problem, leaving[early], 1, 1), _deal(problem, leaving[~early], 2, 1)
+        yield decision, first + then
 
 
 def _deal(problem: Problem, leaving: IntArray, depth: int, count: int) -> tuple[Slot, ...]:
@@ -246,51 +258,27 @@ def _all_of_one_kind(problem: Problem) -> Iterator[IntArray]:
 
 SWEEPS = 3
 MOVES = 120
-"""Most values, and most pairs of them, that one sweep changes."""
-_Fate = tuple[int, int]
+"""Most values that one sweep changes."""
 
 
 def improve(problem: Problem, best: Played) -> Played:
-    """Sweeps of changes to one value, the most expensive first, and exchanges of two."""
+    """Sweeps of changes to one value, the most expensive first."""
     for _ in range(SWEEPS):
         before = best
         cost = 1e-12 * problem.nbytes + np.where(best.decision == RECOMPUTE, problem.recompute, 0)
         for v in np.argsort(-cost, kind="stable")[:MOVES].tolist():
-            for fate in _fates(problem, v):
-                best = _try_fates(problem, best, {v: fate})
-        if problem.values * (problem.values - 1) / 2 <= MOVES:
-            for v, w in combinations(range(problem.values), 2):
-                best = _exchange(problem, best, v, w)
+            stays = [(kind, None) for kind in (KEEP, RECOMPUTE) if problem.allows(v, kind)]
+            for kind, depth in (*stays, *((OFFLOAD, depth) for depth in problem.depths)):
+                best = _try_fate(problem, best, v, kind, depth)
         if best is before:
             break
     return best
 
 
-def _exchange(problem: Problem, best: Played, one: int, other: int) -> Played:
-    """The better of a decision and the same with the fates of two values exchanged."""
-    fate, new = _fate(best, one), _fate(best, other)
-    if fate == new or new not in _fates(problem, one) or fate not in _fates(problem, other):
-        return best
-    return _try_fates(problem, best, {one: new, other: fate})
-
-
-def _fates(problem: Problem, value: int) -> list[_Fate]:
-    """What can become of a value: a kind of decision, and the depth of its slot."""
-    stays = [(kind, 0) for kind in (KEEP, RECOMPUTE) if problem.allows(value, kind)]
-    return stays + [(OFFLOAD, depth) for depth in problem.depths]
-
-
-def _fate(of: Played, value: int) -> _Fate:
-    depths = [s.depth for s in of.slots if value in s.values]
-    return int(of.decision[value]), depths[0] if depths else 0
-
-
-def _try_fates(problem: Problem, best: Played, change: dict[int, _Fate]) -> Played:
-    """The better of a decision and the same with some values' fates changed."""
-    decision, slots = best.decision.copy(), best.slots
-    for value, (kind, depth) in change.items():
-        decision[value] = kind
-        slots = _move(slots, value, depth if kind == OFFLOAD else None)
+def _try_fate(problem: Problem, best: Played, value: int, kind: int, depth: int | None) -> Played:
+    """The better of a decision and the same with another fate of one value."""
+    decision, slots = best.decision.copy(), _move(best.slots, value, depth)
+    decision[value] = kind
     seconds, nbytes = least(problem, decision, slots)
     slower = seconds // best.close > best.seconds // best.close
     if best.seconds < np.inf and (slower or nbytes > problem.cap * (1 + 1e-12)):
@@ -301,7 +289,7 @@ def _try_fates(problem: Problem, best: Played, change: dict[int, _Fate]) -> Play
     return best
 
 
-def _move(slots: tuple[Slot, ...], value: int, depth: int | None) -> tuple[Slot, ...]:
+def _move(slots: _Slots, value: int, depth: int | None) -> _Slots:
     """Slots after one value changed to the slot of a depth, or left all."""
     found = [Slot(s.depth, tuple(v for v in s.values if v != value)) for s in slots]
     if depth is not None:

@@ -92,7 +92,7 @@ class Executor:
             _K.SEND_W: moves.send_weights,
             _K.RECV_W: lambda a: moves.receive_weights(a, self._row[self._at].oldest),
             _K.REDUCE_GRAD: self._reduce,
-            _K.STEP: self._step,
+            _K.STEP: lambda a: self._steps.do(self, a, self._row[self._at].oldest),
             _K.OFFLOAD_O: moves.send_state,
             _K.FETCH_O: moves.receive_state,
         }
@@ -458,9 +458,6 @@ class Executor:
     def steps_again(self) -> bool:
         """Whether a step comes behind the action that the device is at."""
         return any(t.action.kind is _K.STEP for t in self._row[self._at + 1 :])
-
-    def _step(self, action: Action) -> Waits:
-        return self._steps.do(self, action, self._row[self._at].oldest)
 
 
 def deadlock(executors: list[Executor]) -> ScheduleError:

@@ -265,7 +265,8 @@ def _restore_optimizer(weights: StageWeights, entries: Mapping[str, torch.Tensor
         _check_kind("learning-rate schedule", first["schedule_class"], weights.scheduler)
         here, saved = weights.scheduled, first.get("scheduled", {})
         others |= {f"{n} {v}, not {here.get(n)}" for n, v in saved.items() if here.get(n) != v}
-        weights.scheduler.load_state_dict(_schedule(places))
+        states = [(facts["scheduler"], k, len(facts["groups"])) for facts, k in places]
+        weights.scheduler.load_state_dict(_follow_groups(states))
     return others
 
 
@@ -275,13 +276,11 @@ def _place(entries: Mapping[str, torch.Tensor], weight: str) -> tuple[Any, int]:
     return facts, next(k for k, g in enumerate(facts["groups"]) if weight in g["params"])
 
 
-def _schedule(places: list[tuple[Any, int]]) -> dict[str, object]:
-    """The state of a learning-rate schedule; lists of a number per group follow the groups."""
-    return _follow_groups([(facts["scheduler"], k, len(facts["groups"])) for facts, k in places])
-
-
 def _follow_groups(places: list[tuple[Any, int, int]]) -> dict[str, Any]:
-    """State of a schedule, or of one inside of it, from (state, group, groups) of each group."""
+    """State of a schedule, or of one inside of it, from (state, group, groups) of each group.
+
+    Lists of a number per group follow the groups.
+    """
     found = {}
     for name, value in places[0][0].items():
         values = [(state[name], k, of) for state, k, of in places]

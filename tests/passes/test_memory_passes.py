@@ -27,7 +27,7 @@ from pipec.compiler.working import Rewrites, WorkingBytes
 from pipec.errors import PassError, PlanError
 from pipec.frontends.trace import Loss, trace
 from pipec.graph.comm import FETCH, OFFLOAD
-from pipec.graph.ir import GraphOutput, OutputKind, Source
+from pipec.graph.ir import GraphOutput, InputKind, OutputKind, Source
 from pipec.graph.lower import lower
 from pipec.passes.insert_offload import InsertOffload
 from pipec.passes.insert_recompute import InsertRecompute
@@ -40,6 +40,8 @@ from pipec.runtime.runner import LocalPipeline
 from pipec.schedule.action import ActionKind
 from pipec.schedule.in_flight import in_flight
 from tests.autodiff.chain import Case
+from tests.residency.random_models import MODELS
+from tests.residency.trials import planned
 from tests.runtime.pipelines import accumulated, batches, scheduled
 
 STAGES, MICROBATCHES, WIDTH, LENGTH = 4, 8, 16, 48
@@ -398,6 +400,21 @@ def test_two_microbatches_in_flight_gain_by_slots_that_swap() -> None:
     assert pipeline.run(1) == plain.run(1)
     got, same = pipeline.state_dict(), plain.state_dict()
     assert all(torch.equal(got[n], same[n]) for n in got)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_backwards_in_two_read_what_one_reads(name: str) -> None:
+    """F yields what B reads; I and W read nothing else, and what W reads of I is yielded by I."""
+    rng = np.random.default_rng(0)
+    for work in list_work(planned(name, "1f1b")):
+        values = [n for n in list_saved(work.training) if np.isfinite(work.recompute(n))]
+        for share in np.linspace(0.2, 1, 5):
+            again = [n for n in values if rng.random() < share]
+            made = recompute_values(work.training, again)
+            read = {k: {i.name for i in made.graphs[k].inputs_of(InputKind.SAVED)} for k in "BIW"}
+            yielded = {o.name for o in made.F.outputs_of(OutputKind.SAVED)}
+            of_i = {o.name for o in made.I.outputs_of(OutputKind.SAVED)}
+            assert read["B"] == read["I"] | (read["W"] - of_i) == yielded
 
 
 def test_working_bytes_are_those_of_the_rewritten_graphs() -> None:

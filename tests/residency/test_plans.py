@@ -32,11 +32,13 @@ from pipec.plan.facts import StageFacts
 from pipec.plan.model import Plan
 from pipec.residency.choose import Choice, choose
 from pipec.residency.problem import Problem
+from pipec.schedule.action import ActionKind
 from pipec.schedule.channels import Channel
 from pipec.schedule.in_flight import in_flight
 from pipec.schedule.offload import insert_offload
 from pipec.schedule.schedule import Schedule
 from pipec.simulate.engine import Prepared
+from pipec.simulate.memory import Memory
 from pipec.simulate.timeline import Timeline
 from tests.residency import trials
 from tests.trained import trained_mlp
@@ -239,7 +241,16 @@ def test_what_is_foreseen_of_fates_is_what_their_plan_takes(schedule: str, measu
         told, real = foresight.timeline(chosen), plan_timeline(*apply(chosen))
         assert told.seconds == pytest.approx(real.seconds, rel=1e-12)
         assert told.peak_bytes == real.peak_bytes
-        assert told.memory == real.memory
+        assert what_counts(told.memory, order) == what_counts(real.memory, order)
+
+
+def what_counts(memory: Memory, order: Schedule) -> Memory:
+    """Without what is known of actions that the schedule does not have."""
+    backward = {ActionKind.B, ActionKind.I, ActionKind.W}
+    no = {k.name for k in backward - {ActionKind(k) for k in order.kind}}
+    spaces = {k: v for k, v in memory.workspace.items() if k.removeprefix("first ") not in no}
+    memory = replace(memory, workspace=spaces)
+    return replace(memory, saved_for_w=None, moved_for_w={}) if "W" in no else memory
 
 
 def drawn_fates(work: StageWork, draw: random.Random, share: float) -> Fates:
@@ -307,3 +318,31 @@ def test_a_freedom_knows_how_fast_stages_are_with_another(monkeypatch: pytest.Mo
     monkeypatch.setattr("pipec.compiler.fit.choose", noted)
     fit.with_freedom(recompute=True, host=False).solve()
     assert given[: len(fates)] == [f.choice.seconds for f in fates]
+
+
+@pytest.mark.parametrize(
+    ("layers", "batch", "share", "most"), [(8, 1, 0.8, 0.01), (4, 4, 0.6, 0.065)]
+)
+def test_stages_that_are_fast_alone_are_weighed_by_the_whole_schedule(
+    layers: int, batch: int, share: float, most: float
+) -> None:
+    """Where the pipeline fills and drains, copies have less to hide behind than a stage counts on.
+
+    The steady optimum of every stage alone adds 4 % to the first plan. In the second, one kind of
+    choice for all stages adds 7.8 %.
+    """
+    layer = nn.TransformerEncoderLayer(1024, 16, 4096, 0.0, "gelu", batch_first=True)
+    stack = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+    model = nn.Sequential(stack, nn.Linear(1024, 5), nn.Flatten(0, 1))
+    x, target = torch.zeros(batch, 512, 1024), torch.zeros(batch * 512, dtype=torch.long)
+    loss = Loss(nn.functional.cross_entropy, target)
+    passes = "simplify,annotate-cost,partition{stages=4},insert-comm,differentiate,time-stages"
+    graph = trace(model, (x,), loss=loss, source=Source("memory", "encoders"))
+    plan = make_plan(graph, parse_cluster("4xh100"), passes=parse_pipeline(passes))
+    schedule = find_schedule(plan, "1f1b", 8)
+    plain = plan_timeline(plan, schedule)
+    limit = share * max(plain.peak_bytes)
+    fit = Fit(plan, schedule, limit, make_applier(plan, schedule), recompute=True, host=True)
+    found = best(fit).timeline
+    assert max(found.peak_bytes) <= limit
+    assert found.seconds <= (1 + most) * plain.seconds

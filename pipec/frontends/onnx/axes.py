@@ -80,7 +80,9 @@ class Growth:
             for name in node.output:
                 first, *known = [e.known.get(name) for e in self.evaluations]
                 if first is not None and not (
-                    _moves(node) and all(k is not None and np.array_equal(first, k) for k in known)
+                    node.op_type in _MOVES
+                    and not shorten_domain(node.domain)
+                    and all(k is not None and np.array_equal(first, k) for k in known)
                 ):
                     found.add(name)
         return frozenset(found)
@@ -97,10 +99,6 @@ def _shape(evaluation: Evaluation, name: str) -> tuple[int, ...] | None:
         return evaluation.types[name].shape
     found = evaluation.known.get(name)
     return None if found is None else tuple(found.shape)
-
-
-def _moves(node: NodeProto) -> bool:
-    return node.op_type in _MOVES and not shorten_domain(node.domain)
 
 
 def find_axes(evaluation: Evaluation, options: LoadOptions) -> list[Axis]:

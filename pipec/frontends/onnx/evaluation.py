@@ -196,17 +196,15 @@ class _Run:
         except PipecError:
             raise
         except LOWERING_ERRORS as error:
+            types = ", ".join(_type_text(frame.env.get(name)) for name in node.input)
             raise FrontendError(
                 "an ONNX node cannot be run on its inputs",
                 where=f"{self.model.where}, {describe(node, index)}",
-                got=f"{first_line(error)}; inputs {self._types(frame, node)}",
+                got=f"{first_line(error)}; inputs {types}",
                 hint="the file may be malformed, or a --shape may not suit the model",
             ) from error
         else:
             self.result.ways[index] = worst(self.interpreter.used)
-
-    def _types(self, frame: Frame, node: NodeProto) -> str:
-        return ", ".join(_type_text(frame.env.get(name)) for name in node.input)
 
     def _error(self) -> FrontendError:
         hint = None

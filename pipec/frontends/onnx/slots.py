@@ -6,7 +6,6 @@ import onnx
 from pipec.frontends.onnx.context import LOWERINGS, Context
 from pipec.frontends.onnx.frame import shorten_domain
 from pipec.frontends.onnx.values import Value, is_known
-from pipec.graph.arrays import Array
 from pipec.graph.ir import InputKind
 
 _WEIGHTS: dict[str, tuple[int, ...]] = {
@@ -52,7 +51,9 @@ def promote(ctx: Context, values: list[Value]) -> list[Value]:
 
 
 def _kind(op: str, k: int, value: Value) -> InputKind | None:
-    if not isinstance(value, np.ndarray) or value.ndim == 0 or not _is_float(value):
+    if not isinstance(value, np.ndarray) or value.ndim == 0:
+        return None
+    if value.dtype.kind != "f" and value.dtype.name != "bfloat16":
         return None
     if k in _STATISTICS.get(op, ()):
         return InputKind.BUFFER
@@ -60,10 +61,6 @@ def _kind(op: str, k: int, value: Value) -> InputKind | None:
         return InputKind.PARAMETER
     is_vector = value.size > 1 and max(value.shape) == value.size
     return InputKind.PARAMETER if k in _VECTORS.get(op, ()) and is_vector else None
-
-
-def _is_float(array: Array) -> bool:
-    return bool(array.dtype.kind == "f" or array.dtype.name == "bfloat16")
 
 
 def statistics(graph: onnx.GraphProto) -> frozenset[str]:
