@@ -23,7 +23,7 @@ import numpy.typing as npt
 from pipec.autodiff.model import Training
 from pipec.compiler.complete import complete
 from pipec.compiler.fates import FatePredictor, Fates
-from pipec.compiler.residency import StageWork, list_saved
+from pipec.compiler.residency import list_saved
 from pipec.compiler.timeline import plan_timeline, timeline_of
 from pipec.compiler.working import WorkingBytes, together, values_of
 from pipec.errors import PassError, PipecError
@@ -45,6 +45,8 @@ _MORE = 1 + 1e-9
 """What a limit that a choice meets exactly is widened by."""
 _WIDER = 1.01
 """What the room of a stage at least grows by where nothing fits it."""
+_LARGE = 80
+"""Values beyond which no stage is improved for itself: that took half of the time, for little."""
 _SAVED = (ChannelKind.S, ChannelKind.H)
 _OPTIMIZER = "the optimizer's state in host memory (insert-offload{optimizer=true})"
 
@@ -194,7 +196,7 @@ class Fit:
 
     def list_able(self, stage: int) -> list[ValueOptions]:
         """The saved values of a stage; they leave if something else runs before they are read."""
-        problem, names = self._problems[stage], list_saved(self._works[stage].training)
+        problem, names = self._problems[stage], list_saved(self.foresight.works[stage].training)
         pairs = zip(names, problem.nbytes.tolist(), problem.recompute.tolist(), strict=True)
         shares = any(len(self._stages_of(d)) > 1 for d in self._homes[stage])
         leaves = problem.bandwidth > 0 and (shares or problem.flight > 1)
@@ -207,8 +209,7 @@ class Fit:
 
     def excess(self, timeline: Timeline) -> Floats:
         """Bytes above the limit, of each device."""
-        over: Floats = np.array(timeline.peak_bytes) - self.limits
-        return over
+        return np.asarray(np.array(timeline.peak_bytes) - self.limits, np.float64)
 
     @cached_property
     def plain(self) -> Timeline:
@@ -308,7 +309,7 @@ class Fit:
 
     def _choose(self, stage: int, room: Floats, floors: dict[int, float]) -> Residency:
         """The choice for a stage; the least that it can hold where it has not that much room."""
-        place, training = self.schedule.placement, self._works[stage].training
+        place, training = self.schedule.placement, self.foresight.works[stage].training
         cap = min(self._cap(room, floors, stage, d) for d in place.forward[stage])
         if place.separate:
             behind = self._cap(room, floors, stage, place.backward[stage][0])
@@ -318,15 +319,13 @@ class Fit:
             found, least = None, cap
             while found is None:
                 try:
-                    found = choose(self._problem(stage, least), self.enough.get(stage, inf))
+                    large = self._problems[stage].values > _LARGE
+                    enough = 0.0 if large else self.enough.get(stage, inf)
+                    found = choose(self._problem(stage, least), enough)
                 except DoesNotFitError as error:  # with that room another one may come out
                     floors[stage] = least = max(error.least * _MORE, least * _WIDER)
             self._known[stage, cap] = Residency.name_values(training, found)
         return self._known[stage, cap]
-
-    @property
-    def _works(self) -> list[StageWork]:
-        return self.foresight.works
 
     def _problem(self, stage: int, cap: float) -> Problem:
         return replace(self._problems[stage], cap=cap)
@@ -335,7 +334,10 @@ class Fit:
     def _saved(self) -> list[tuple[Floats, Floats, list[dict[int, float]]]]:
         """Of every stage bytes of saved values, seconds of each again, and what is alive then."""
         alike = self.schedule.rule.alike
-        return [(*values_of(work, alike=alike), together(work.training)) for work in self._works]
+        return [
+            (*values_of(work, alike=alike), together(work.training))
+            for work in self.foresight.works
+        ]
 
     @cached_property
     def _problems(self) -> list[Problem]:

@@ -30,8 +30,6 @@ MANY = 16
 """Values beyond which a decision that does not fit is not improved, once another one does."""
 STARTS = {MANY: 10, np.inf: 2}
 """Most unlike decisions that are improved, of up to so many values."""
-
-
 _Slots = tuple[Slot, ...]
 
 
