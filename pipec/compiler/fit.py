@@ -45,8 +45,6 @@ _MORE = 1 + 1e-9
 """What a limit that a choice meets exactly is widened by."""
 _WIDER = 1.01
 """What the room of a stage at least grows by where nothing fits it."""
-_LARGE = 80
-"""Values beyond which no stage is improved for itself: that took half of the time, for little."""
 _SAVED = (ChannelKind.S, ChannelKind.H)
 _OPTIMIZER = "the optimizer's state in host memory (insert-offload{optimizer=true})"
 
@@ -319,9 +317,7 @@ class Fit:
             found, least = None, cap
             while found is None:
                 try:
-                    large = self._problems[stage].values > _LARGE
-                    enough = 0.0 if large else self.enough.get(stage, inf)
-                    found = choose(self._problem(stage, least), enough)
+                    found = choose(self._problem(stage, least), self.enough.get(stage, inf))
                 except DoesNotFitError as error:  # with that room another one may come out
                     floors[stage] = least = max(error.least * _MORE, least * _WIDER)
             self._known[stage, cap] = Residency.name_values(training, found)
@@ -333,11 +329,8 @@ class Fit:
     @cached_property
     def _saved(self) -> list[tuple[Floats, Floats, list[dict[int, float]]]]:
         """Of every stage bytes of saved values, seconds of each again, and what is alive then."""
-        alike = self.schedule.rule.alike
-        return [
-            (*values_of(work, alike=alike), together(work.training))
-            for work in self.foresight.works
-        ]
+        alike, works = self.schedule.rule.alike, self.foresight.works
+        return [(*values_of(w, alike=alike), together(w.training)) for w in works]
 
     @cached_property
     def _problems(self) -> list[Problem]:

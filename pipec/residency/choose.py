@@ -73,7 +73,7 @@ def _first_that_fits(problem: Problem, those: Iterable[tuple[IntArray, _Slots]])
     What is too full or slower in any case is not played.
     """
     bounds = [(*least(problem, *each), each) for each in those]
-    full, best = problem.cap * (1 + 1e-12), list[Played]()
+    full, best = problem.full, list[Played]()
     bounds.sort(key=lambda b: (0.0, b[0], b[1]) if b[1] <= full else (inf, b[1], b[0]))
     for seconds, nbytes, each in bounds:
         if best and best[0].seconds < inf:
@@ -279,7 +279,7 @@ def _try_fate(problem: Problem, best: Played, value: int, kind: int, depth: int 
     decision[value] = kind
     seconds, nbytes = least(problem, decision, slots)
     slower = seconds // best.close > best.seconds // best.close
-    if best.seconds < np.inf and (slower or nbytes > problem.cap * (1 + 1e-12)):
+    if best.seconds < np.inf and (slower or nbytes > problem.full):
         return best
     other = play(problem, decision, slots, exactly=False)
     if other.order < best.order:

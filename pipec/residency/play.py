@@ -114,8 +114,8 @@ def play(
     row = (problem.flight, problem.alternates, problem.forward, backward)
     kept = problem.bytes_of(decision, KEEP)
     seconds, peak = _play_alone(row, problem.bandwidth, kept, working, sizes)
-    keeps = peak <= problem.cap * (1 + 1e-12)
-    return Played(seconds if keeps else np.inf, peak, decision, tuple(slots), close)
+    seconds = seconds if peak <= problem.full else np.inf
+    return Played(seconds, peak, decision, tuple(slots), close)
 
 
 def _play_apart(
@@ -129,7 +129,7 @@ def _play_apart(
     if part:
         slower = max(p.forward, p.backward + p.again_seconds(decision))
         seconds = max(seconds, slower + part / p.bandwidth)
-    return seconds if peak <= p.cap * (1 + 1e-12) else np.inf, peak
+    return seconds if peak <= p.full else np.inf, peak
 
 
 def play_again(problem: Problem, before: Played) -> Played:

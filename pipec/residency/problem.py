@@ -99,6 +99,11 @@ class Problem:
         return len(self.nbytes)
 
     @property
+    def full(self) -> float:
+        """Bytes with which the cap is just kept, as sums are rounded."""
+        return self.cap * (1 + 1e-12)
+
+    @property
     def step_seconds(self) -> float:
         """One forward and one backward with everything kept; of two devices the slower one's."""
         if self.behind is not None:
