@@ -221,17 +221,18 @@ class Replay:
 
     def _need(self, name: str) -> None:
         """Put a node and what it needs into the order."""
-        stack, done = [(name, False)], self._done
+        stack, done = [name], self._done
         while stack:
-            at, ready = stack.pop()
-            if at in done:
-                continue
-            if ready or at in self._given:
+            at = stack[-1]
+            if at not in done:
+                node = self._sources[at]
+                reads = () if at in self._given else self._reads(node)
+                if needed := [n for n in reads if n not in done]:
+                    stack += needed
+                    continue
                 done.add(at)
-                self.nodes.append(self._sources[at])
-                continue
-            stack.append((at, True))
-            stack += [(n, False) for n in self._reads(self._sources[at]) if n not in done]
+                self.nodes.append(node)
+            stack.pop()
 
     @cached_property
     def computed(self) -> frozenset[str]:

@@ -27,7 +27,9 @@ FEW = 12
 _SOME = 1e-6
 """A fraction of a value from which on all of it may be recomputed."""
 MANY = 16
-"""Values beyond which a decision that does not fit is not improved, once another one does."""
+"""Values beyond which a decision is not improved that does not fit while another one does."""
+FAR = 0.03
+"""Or that is slower by so much of a step."""
 STARTS = {MANY: 10, np.inf: 2}
 """Most unlike decisions that are improved, of up to so many values."""
 _Slots = tuple[Slot, ...]
@@ -102,9 +104,11 @@ def choose(problem: Problem, enough: float = np.inf) -> Choice:
     best, *others = _starts(problem, first)
     beaten = step + first.added_seconds > enough and best.seconds < np.inf
     for start in () if beaten else (best, *others):
-        lost = problem.values > MANY and start.seconds == np.inf > best.seconds
-        if best.seconds > near and not lost:
-            best = min(best, improve(problem, start), key=lambda t: t.order)
+        if best.seconds > near:
+            more = _keep_several(problem, start)
+            lost = problem.values > MANY and more.seconds > best.seconds + FAR * step
+            more = more if lost else improve(problem, more)
+            best = min(best, more, key=lambda t: t.order)
     if best.seconds == np.inf:
         raise DoesNotFitError(best.peak_bytes, problem.cap)
     return Choice(
@@ -263,8 +267,7 @@ def improve(problem: Problem, best: Played) -> Played:
     """Sweeps of changes to one value, the most expensive first."""
     for _ in range(SWEEPS):
         before = best
-        cost = 1e-12 * problem.nbytes + np.where(best.decision == RECOMPUTE, problem.recompute, 0)
-        for v in np.argsort(-cost, kind="stable")[:MOVES].tolist():
+        for v in _dearest_first(problem, best)[:MOVES].tolist():
             stays = [(kind, None) for kind in (KEEP, RECOMPUTE) if problem.allows(v, kind)]
             for kind, depth in (*stays, *((OFFLOAD, depth) for depth in problem.depths)):
                 best = _try_fate(problem, best, v, kind, depth)
@@ -273,10 +276,37 @@ def improve(problem: Problem, best: Played) -> Played:
     return best
 
 
+def _dearest_first(problem: Problem, best: Played) -> IntArray:
+    cost = 1e-12 * problem.nbytes + np.where(best.decision == RECOMPUTE, problem.recompute, 0)
+    return np.argsort(-cost, kind="stable")
+
+
+def _keep_several(problem: Problem, best: Played) -> Played:
+    """As many of the dearest values that are computed again kept as is better, by bisection."""
+    if not problem.allows(0, KEEP):
+        return best
+    order = [v for v in _dearest_first(problem, best) if best.decision[v] == RECOMPUTE]
+    few, many = 0, len(order)
+    while few < many:
+        count = (few + many + 1) // 2
+        decision = best.decision.copy()
+        decision[order[:count]] = KEEP
+        tried = _better(problem, best, decision, best.slots)
+        few, many, best = (few, count - 1, best) if tried is best else (count, many, tried)
+    return best
+
+
 def _try_fate(problem: Problem, best: Played, value: int, kind: int, depth: int | None) -> Played:
     """The better of a decision and the same with another fate of one value."""
     decision, slots = best.decision.copy(), _move(best.slots, value, depth)
     decision[value] = kind
+    if slots == best.slots and kind == best.decision[value]:
+        return best
+    return _better(problem, best, decision, slots)
+
+
+def _better(problem: Problem, best: Played, decision: IntArray, slots: _Slots) -> Played:
+    """The better of two decisions; the other one is played with its working bytes last."""
     seconds, nbytes = least(problem, decision, slots)
     slower = seconds // best.close > best.seconds // best.close
     if best.seconds < np.inf and (slower or nbytes > problem.full):
