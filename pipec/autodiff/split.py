@@ -88,10 +88,7 @@ class _Splitter:
         return {u for n in nodes for u in n.users if u.target is operator.getitem}
 
     def _needs(
-        self,
-        roots: Iterable[fx.Node],
-        given: set[fx.Node],
-        made: Collection[fx.Node] = (),
+        self, roots: Iterable[fx.Node], given: set[fx.Node], made: Collection[fx.Node] = ()
     ) -> tuple[set[fx.Node], list[fx.Node]]:
         """What a graph that yields ``roots`` computes and reads, when ``given`` exists already.
 
@@ -117,11 +114,7 @@ class _Splitter:
         return [GraphOutput(n.name, kind, of) for kind in kinds for of, n in self._yielded[kind]]
 
     def _graph(
-        self,
-        title: str,
-        nodes: set[fx.Node],
-        outputs: Iterable[GraphOutput],
-        read: list[fx.Node],
+        self, title: str, nodes: set[fx.Node], outputs: Iterable[GraphOutput], read: list[fx.Node]
     ) -> Graph:
         """One graph that computes ``nodes`` and takes ``read`` as inputs, sorted by kind."""
         kinds = list(InputKind)

@@ -20,13 +20,7 @@ from pipec.escape import sanitize
 from pipec.files import check_output, write_file
 from pipec.plan.model import Fact, Plan
 from pipec.plan.store import load_plan
-from pipec.plan.text import (
-    graph_to_text,
-    header_of,
-    plan_from_text,
-    plan_to_python,
-    plan_to_text,
-)
+from pipec.plan.text import graph_to_text, header_of, plan_from_text, plan_to_python, plan_to_text
 from pipec.report.difference import difference
 
 

@@ -208,12 +208,7 @@ def _only_kind(plan: Plan) -> str:
 
 
 def _measure(
-    directory: Path,
-    given: Mapping[str, Any],
-    how: Measuring,
-    machine: str,
-    plan: Plan,
-    kind: str,
+    directory: Path, given: Mapping[str, Any], how: Measuring, machine: str, plan: Plan, kind: str
 ) -> None:
     check_runnable(directory, plan.graph.source, plan.target, None, trust=given["trust"])
     loaded = reload(plan.graph.source, trust=given["trust"])

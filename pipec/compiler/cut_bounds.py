@@ -63,23 +63,24 @@ class Bound:
 
     schedule: Schedule
 
-    def seconds(self, work: Work, ahead: Crossing, back: Crossing) -> FloatArray:
+    def seconds(self, work: Work, ahead: Crossing, back: Crossing, kept: Crossing) -> FloatArray:
         """A time that no step of these cuts is faster than, [cuts].
 
         Args:
             work: What the stages take.
             ahead: Activations from each stage to the next.
             back: Gradients on their way back.
+            kept: What each stage saves for its own backward, [cuts, stages].
         """
         rows = (work.forward, work.backward, work.added, work.step)
         found, size = np.zeros(len(rows[0])), max(1, CELLS // max(1, len(self.schedule)))
         for k in range(0, len(found), size):
             part = slice(k, k + size)
-            ways = [Crossing(c.seconds[part].T, c.there[part].T) for c in (ahead, back)]
+            ways = [Crossing(c.seconds[part].T, c.there[part].T) for c in (ahead, back, kept)]
             found[part] = self._play(Work(*(row[part].T for row in rows)), *ways)
         return found
 
-    def _play(self, work: Work, ahead: Crossing, back: Crossing) -> FloatArray:
+    def _play(self, work: Work, ahead: Crossing, back: Crossing, kept: Crossing) -> FloatArray:
         """`seconds`, with the cuts along the last axis."""
         s, half = self.schedule, work.backward / 2
         full = work.backward + work.added
@@ -96,8 +97,8 @@ class Bound:
             for awaited in self._waits[index]:
                 a, b = stage[awaited], stage[index]
                 end = ends[awaited]
-                if a != b:
-                    way, at = (ahead, a) if a < b else (back, b)
+                if a != b or kinds[awaited] == _K.F:
+                    way, at = (ahead, a) if a < b else (back if a > b else kept, b)
                     end = np.where(way.there[at], end + way.seconds[at], 0.0)
                 begin = np.maximum(begin, end)
             if self._before[index] < len(s):

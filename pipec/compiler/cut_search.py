@@ -28,7 +28,7 @@ from pipec.partition.solve import too_many_stages
 from pipec.partition.units import Units, make_units
 from pipec.schedule.action import ActionKind
 from pipec.schedule.channels import ChannelKind
-from pipec.schedule.in_flight import in_flight
+from pipec.schedule.in_flight import list_fullest
 from pipec.schedule.registry import generate
 from pipec.schedule.schedule import Placement, Schedule
 from pipec.schedule.steps import insert_steps
@@ -274,7 +274,9 @@ class CutSearch:
 
     def _bounds(self, cuts: IntArray) -> FloatArray:
         ahead, back = map(partial(self._crossing, cuts), self._edges, self._place.sides)
-        return self._bound.seconds(self._seconds(cuts), ahead, back)
+        saved = stage_sums(cuts, np.ones((self._stages, 1)) * self._bytes[1])
+        kept = Crossing(np.zeros_like(saved), (saved > 0) | (not self._place.separate))
+        return self._bound.seconds(self._seconds(cuts), ahead, back, kept)
 
     @cached_property
     def _bound(self) -> Bound:
@@ -385,7 +387,9 @@ class CutSearch:
             part = OPTIMIZER_COPIES * (len({alike[d] for d in devices}) == 1) / len(devices)
             for d in devices:
                 held[:, d] += weights[:, s] + part * trained[:, s]
-                full[:, d] = np.maximum(full[:, d], saved[:, s] * self._flight[s])
+        for d, most in enumerate(list_fullest(self.compute)):
+            moments = saved @ most[:, 0].T + trained @ most[:, 1].T
+            full[:, d] = moments.max(axis=1, initial=0)
         limits = np.maximum(np.array(self.limits) * (1 + 1e-9), 1e-9)
         return np.asarray(((held + full) / limits).max(axis=1), np.float64)
 
@@ -399,14 +403,9 @@ class CutSearch:
             static[min(of[r] for r in readers)] += size
             trained[min(of[r] for r in readers)] += learns
         if self.compute.training:
-            for size, name in self.outline.least_saved():
+            for size, name in self.outline.least_saved(self._place):
                 saved[of[name]] += size
         return found
-
-    @cached_property
-    def _flight(self) -> list[int]:
-        """Most microbatches of each stage between F and its B or I on a device."""
-        return [turns.most for turns in in_flight(self.compute, whole=True)]
 
     def _least(self) -> float:
         """A time that no cut is faster than: the work dealt out evenly, or the heaviest unit."""

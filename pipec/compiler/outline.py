@@ -172,13 +172,13 @@ class Outline:
             if readers:
                 yield size, size * (learns and self.trains), readers
 
-    def least_saved(self) -> Iterator[tuple[float, str]]:
+    def least_saved(self, place: Placement) -> Iterator[tuple[float, str]]:
         """Bytes of each value that a backward reads, and one call that it is saved for.
 
         However the model is cut, the stage of this call saves these bytes at least.
         """
         seen = set[fx.Node]()
-        for name in self._names if self._counted else ():
+        for name in self._names if self._keeps(place) else ():
             for read in self._reads.get(name, ()):
                 node, size = read, nbytes(read)
                 while node.op == "call_function" and views(node):

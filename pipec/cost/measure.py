@@ -119,11 +119,7 @@ def measure(
 
 
 def _pass(
-    graph: Graph,
-    env: dict[fx.Node, Any],
-    how: Measuring,
-    needing: frozenset[fx.Node],
-    bare: float,
+    graph: Graph, env: dict[fx.Node, Any], how: Measuring, needing: frozenset[fx.Node], bare: float
 ) -> Iterator[tuple[fx.Node, object, Both]]:
     """Run the graph once: every node with what makes it equal to others, and what it took.
 
@@ -142,9 +138,7 @@ def _pass(
             backward = _time(run, how, bare)[0] if run else 0.0
         except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
             raise CostError(
-                "a node cannot be run",
-                where=f"{node.name}: {origin(node)}",
-                got=first_line(error),
+                "a node cannot be run", where=f"{node.name}: {origin(node)}", got=first_line(error)
             ) from error
         env[node] = result
         yield node, key, Both(forward if moves_data(node) else 0.0, backward)

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -141,7 +142,8 @@ def test_what_cuts_share_is_that_of_each_alone(name: str) -> None:
     assert 0 < len(search._prepared) < len(every)
 
 
-def test_a_stage_that_saves_nothing_waits_for_no_slot() -> None:
+@pytest.mark.parametrize("microbatches", [8, 2])
+def test_a_stage_that_saves_nothing_waits_for_no_slot(microbatches: int) -> None:
     """PipeFB's last stage is a mean, whose backward reads nothing; all links are slow."""
     layers = [m for _ in range(3) for m in (nn.Linear(64, 64), nn.Tanh())]
     loss, source = Loss(lambda y: y.square().mean()), Source("memory", "net")
@@ -150,11 +152,16 @@ def test_a_stage_that_saves_nothing_waits_for_no_slot() -> None:
     cluster = Cluster(parse_cluster("4xcpu").devices, dict.fromkeys(pairs, Link(1e7)))
     base = costed(graph, cluster)
     stage = (*[0] * (len(graph.calls) - 1), 1)
-    found = search_of(base, "pipefb", 2, 8).predict(np.array(stage))
-    plan = planned(base, stage, "pipefb", 8)
+    search = search_of(base, "pipefb", 2, microbatches)
+    found = search.predict(np.array(stage))
+    plan = planned(base, stage, "pipefb", microbatches)
     assert len(plan.slots) == 1
     assert plan.timeline
     assert found.seconds == pytest.approx(plan.timeline.seconds, rel=1e-9)
+    every = search._every()
+    assert every is not None
+    for cut, bound in zip(every, search._bounds(every), strict=True):
+        assert bound <= search.predict(cut[search.units.of_node]).seconds * (1 + 1e-9)
 
 
 class Convolved(nn.Module):
@@ -329,6 +336,29 @@ def test_a_deadlock_of_every_cut_is_no_lack_of_memory(monkeypatch: pytest.Monkey
 def tight(cluster: Cluster, memory: float) -> Cluster:
     devices = tuple(replace(d, memory_bytes=memory) for d in cluster.devices)
     return replace(cluster, devices=devices)
+
+
+@pytest.mark.parametrize("name", ["dualpipev", "zbv", "interleaved", "1f1b"])
+def test_little_is_predicted_that_does_not_fit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What all stages of a device hold at a time is known of a cut before it is predicted."""
+    monkeypatch.setattr("pipec.compiler.cut_search.PREDICTED", 20)
+    draw = random.Random(0)
+    sizes = [64 * draw.choice([1, 2, 4]) for _ in range(6)]
+    layers = [m for a, b in pairwise(sizes) for m in (nn.Linear(a, b), nn.ReLU())]
+    loss, source = Loss(nn.functional.mse_loss, torch.zeros(64, sizes[-1])), Source("memory", "net")
+    graph = trace(nn.Sequential(*layers), (torch.zeros(64, sizes[0]),), loss=loss, source=source)
+    base = costed(graph, cluster_of(0, generate(name, 4, 4).devices))
+    loose = search_of(base.replace(cluster=tight(base.cluster, 1.0)), name, 4, 4)
+    every = loose._every()
+    assert every is not None
+    known = [loose.predict(stage) for stage in every[:, loose.units.of_node]]
+    least = np.array([max(t.peak_bytes) for t in known])
+    assert (loose._fullness(every) <= least).all()
+    assert np.median(loose._fullness(every) / least) > 0.85
+    limit = np.quantile(least, 0.02)
+    search = search_of(base.replace(cluster=tight(base.cluster, limit)), name, 4, 4)
+    best = min(t.seconds for t in known if max(t.peak_bytes) <= limit)
+    assert search.find_best(list).timeline.seconds == pytest.approx(best, rel=1e-9)
 
 
 @pytest.mark.parametrize(("name", "batch"), [("gpipe", 64), ("1f1b{replicas=4}", 4)])
