@@ -83,11 +83,11 @@ def copy_graph(
     placeholders = [n for n in graph.nodes if n.op == "placeholder"]
     for node, name in zip(placeholders, names or [n.name for n in placeholders], strict=True):
         env[node] = copy.placeholder(name)
+    for name in taken:
+        copy.erase_node(copy.placeholder(name))  # the graph gives its name to no other node
     for node in graph.nodes:
         if node.op == "call_function":
             env[node] = copy.node_copy(node, env.__getitem__)
-            if env[node].name in taken:
-                env[node].name = f"{node.name}_inner"
     for old, new in env.items():
         new.meta = {k: old.meta[k] for k in ("val", "origin") if k in old.meta}
     copy.output(tuple(env[r] if isinstance(r, fx.Node) else r for r in results(graph)))

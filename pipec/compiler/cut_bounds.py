@@ -5,6 +5,7 @@ what can only add time: links that are busy, channels that are full, and reducti
 cut of a schedule is faster than its bound, and where links are not crowded the two are equal.
 """
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -16,6 +17,7 @@ from pipec.schedule.action import ActionKind
 from pipec.schedule.dependencies import dependencies
 from pipec.schedule.lanes import assign_lanes, previous_in_lane
 from pipec.schedule.schedule import Schedule
+from pipec.schedule.tables import Tables
 from pipec.simulate.simulate import simulate
 from pipec.simulate.times import Times
 
@@ -43,15 +45,20 @@ class Work:
 
 @dataclass(frozen=True, eq=False)
 class Crossing:
-    """What it takes to hand one microbatch from a stage to the next, per cut.
+    """What it takes to hand one microbatch from a stage to another, per cut.
 
     Attributes:
-        seconds: Seconds of all its messages, one after the other, [cuts, stages - 1].
-        there: Whether there is any, [cuts, stages - 1].
+        seconds: Seconds of all its messages, one after the other, [cuts].
+        there: Whether there is any, [cuts].
     """
 
     seconds: FloatArray
     there: npt.NDArray[np.bool_]
+
+
+Ways = Mapping[tuple[int, int], Crossing]
+"""From a stage to one behind it activations, to one before it gradients, to itself what it saves;
+nothing where no cut has any."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,24 +70,17 @@ class Bound:
 
     schedule: Schedule
 
-    def seconds(self, work: Work, ahead: Crossing, back: Crossing, kept: Crossing) -> FloatArray:
-        """A time that no step of these cuts is faster than, [cuts].
-
-        Args:
-            work: What the stages take.
-            ahead: Activations from each stage to the next.
-            back: Gradients on their way back.
-            kept: What each stage saves for its own backward, [cuts, stages].
-        """
+    def seconds(self, work: Work, ways: Ways) -> FloatArray:
+        """A time that no step of these cuts is faster than, [cuts], from what their stages take."""
         rows = (work.forward, work.backward, work.added, work.step)
         found, size = np.zeros(len(rows[0])), max(1, CELLS // max(1, len(self.schedule)))
         for k in range(0, len(found), size):
             part = slice(k, k + size)
-            ways = [Crossing(c.seconds[part].T, c.there[part].T) for c in (ahead, back, kept)]
-            found[part] = self._play(Work(*(row[part].T for row in rows)), *ways)
+            each = {ends: Crossing(c.seconds[part], c.there[part]) for ends, c in ways.items()}
+            found[part] = self._play(Work(*(row[part].T for row in rows)), each)
         return found
 
-    def _play(self, work: Work, ahead: Crossing, back: Crossing, kept: Crossing) -> FloatArray:
+    def _play(self, work: Work, ways: Ways) -> FloatArray:
         """`seconds`, with the cuts along the last axis."""
         s, half = self.schedule, work.backward / 2
         full = work.backward + work.added
@@ -92,14 +92,15 @@ class Bound:
         kinds, stage = s.kind.tolist(), s.stage.tolist()
         ends: list[FloatArray] = [half[0]] * len(s)
         last = np.zeros(half.shape[1])
+        waits = self._waits(frozenset(ways))
         for index in self._order:
             begin = np.zeros_like(last)
-            for awaited in self._waits[index]:
-                a, b = stage[awaited], stage[index]
-                end = ends[awaited]
-                if a != b or kinds[awaited] == _K.F:
-                    way, at = (ahead, a) if a < b else (back if a > b else kept, b)
-                    end = np.where(way.there[at], end + way.seconds[at], 0.0)
+            for awaited in waits[index]:
+                end, ends_at = ends[awaited], (stage[awaited], stage[index])
+                if kinds[awaited] == _K.F or ends_at[0] != ends_at[1]:
+                    if (way := ways.get(ends_at)) is None:
+                        continue
+                    end = np.where(way.there, end + way.seconds, 0.0)
                 begin = np.maximum(begin, end)
             if self._before[index] < len(s):
                 begin = np.maximum(begin, ends[self._before[index]])
@@ -113,17 +114,21 @@ class Bound:
         end = simulate(self.schedule, Times.uniform(self.schedule.stages)).end
         return np.argsort(end, kind="stable").tolist()  # type: ignore[no-any-return]
 
-    @cached_property
-    def _waits(self) -> list[list[int]]:
-        """What each action waits for on its own stage and on neighbouring ones."""
-        s, n = self.schedule, len(self.schedule)
+    def _waits(self, ways: Collection[tuple[int, int]]) -> list[list[int]]:
+        """What each action waits for on its own stage and on those that send it something."""
+        s, n, at = self.schedule, len(self.schedule), Tables(self.schedule)
         columns = dependencies(s).columns
         rows = np.stack(columns, axis=1).tolist() if columns else [[]] * n
-        stage = s.stage.tolist()
-        return [
-            sorted({a for a in row if a < n and abs(stage[a] - stage[k]) <= 1})
-            for k, row in enumerate(rows)
-        ]
+        stage, kinds, found = s.stage.tolist(), s.kind.tolist(), []
+        tables = {_K.F: at.forward, _K.B: at.backward, _K.I: at.backward}
+        for k, row in enumerate(rows):
+            waits = {a for a in row if a < n and abs(stage[a] - stage[k]) <= 1}
+            table, b, ahead = tables.get(kinds[k]), stage[k], kinds[k] == _K.F
+            if table is not None:
+                senders = [a for a, end in ways if end == b and (a < b if ahead else a > b)]
+                waits.update(table[senders, s.microbatch[k]].tolist())
+            found.append(sorted(waits - {n, n + 1}))
+        return found
 
     @cached_property
     def _before(self) -> list[int]:

@@ -10,7 +10,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import chain, combinations, islice, pairwise
 from math import comb, inf
 
@@ -39,7 +39,7 @@ COUNTED = 30_000_000
 """Cuts times what each costs to bound (actions, and units ten times), up to which all are."""
 IDEALS = 400
 """Most ideals of a graph whose chains are counted."""
-PREDICTED, NEAR, KEPT = 200, 12, 16
+PREDICTED, NEAR, KEPT = 300, 12, 16
 """Most cuts that are predicted, of all and of those that come of moving boundaries; and most
 orders that are kept, each for all cuts whose channels have the same ends."""
 LONG = 6_000
@@ -273,10 +273,11 @@ class CutSearch:
         return np.unique(np.concatenate(seen), axis=0)
 
     def _bounds(self, cuts: IntArray) -> FloatArray:
-        ahead, back = map(partial(self._crossing, cuts), self._edges, self._place.sides)
         saved = stage_sums(cuts, np.ones((self._stages, 1)) * self._bytes[1])
-        kept = Crossing(np.zeros_like(saved), (saved > 0) | (not self._place.separate))
-        return self._bound.seconds(self._seconds(cuts), ahead, back, kept)
+        saves = (saved > 0) | (not self._place.separate)
+        ways = {(s, s): Crossing(np.zeros(len(cuts)), saves[:, s]) for s in range(self._stages)}
+        ways |= self._crossings(cuts, 0) | self._crossings(cuts, 1)
+        return self._bound.seconds(self._seconds(cuts), ways)
 
     @cached_property
     def _bound(self) -> Bound:
@@ -348,20 +349,20 @@ class CutSearch:
         back = self.outline.edges(gradients=True) if self.compute.training else Edges.none()
         return self.outline.edges(gradients=False), back
 
-    def _crossing(self, cuts: IntArray, edges: Edges, side: Sequence[tuple[int, ...]]) -> Crossing:
-        """From each stage to the next; a value that several units there read goes once."""
-        count = self._stages - 1
-        seconds, there = np.zeros((len(cuts), count)), np.zeros((len(cuts), count), bool)
+    def _crossings(self, cuts: IntArray, back: int) -> dict[tuple[int, int], Crossing]:
+        """Between stages; a value that several units of a stage read goes there once."""
+        edges, side, found = self._edges[back], self._place.sides[back], {}
         if not len(edges.producer):
-            return Crossing(seconds, there)
+            return {}
         src, dst = (cuts[:, self.units.of_node[e]] for e in (edges.producer, edges.reader))
         start = np.flatnonzero(np.diff(edges.producer, prepend=-1))
-        for a in range(count):
-            crosses = (src == a) & (dst == a + 1)
-            sent = np.logical_or.reduceat(crosses, start, axis=1)
-            there[:, a] = sent.any(axis=1)
-            seconds[:, a] = sent @ self._message_seconds(edges.nbytes[start], side[a : a + 2])
-        return Crossing(seconds, there)
+        counts = np.bincount((src * self._stages + dst).ravel(), minlength=self._stages**2)
+        for a, b in combinations(range(self._stages), 2):
+            if counts[a * self._stages + b]:
+                sent = np.logical_or.reduceat((src == a) & (dst == b), start, axis=1)
+                took = sent @ self._message_seconds(edges.nbytes[start], (side[a], side[b]))
+                found[(b, a) if back else (a, b)] = Crossing(took, np.asarray(sent.any(axis=1)))
+        return found
 
     def _message_seconds(self, sizes: FloatArray, ends: Sequence[tuple[int, ...]]) -> FloatArray:
         """At least what messages between two stages take; measured ones count nothing."""

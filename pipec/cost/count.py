@@ -22,12 +22,7 @@ from pipec.graph.torch_private import OpOverload, is_view
 
 _aten = torch.ops.aten
 _GATHERS = frozenset(
-    {
-        _aten.embedding.default,
-        _aten.index.Tensor,
-        _aten.index_select.default,
-        _aten.gather.default,
-    }
+    {_aten.embedding.default, _aten.index.Tensor, _aten.index_select.default, _aten.gather.default}
 )
 """Ops that read no more of their table than they yield."""
 

@@ -25,12 +25,7 @@ from pipec.frontends.composites import is_functional
 from pipec.frontends.eager import as_nodes, find_parts
 from pipec.frontends.hygiene import Naming, Traced, clean_graph
 from pipec.frontends.leaves import Call, name_tensors
-from pipec.frontends.lost import (
-    device_types,
-    keep_state,
-    no_lost_casts,
-    no_lost_gradients,
-)
+from pipec.frontends.lost import device_types, keep_state, no_lost_casts, no_lost_gradients
 from pipec.frontends.origins import OriginOf
 from pipec.frontends.regions import MarkNoGrad, explicit_casts, explicit_no_grad
 from pipec.graph.eager import swap_tensors

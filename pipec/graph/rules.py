@@ -68,15 +68,10 @@ _KEPT = _WEIGHTS | {_i.SAVED}
 ENDS = {
     Role.MODEL: Ends(_WEIGHTS | {_i.INPUT}, _RESULTS),
     Role.STAGE: Ends(
-        _WEIGHTS | {_i.INPUT, _i.VALUE},
-        _RESULTS | {_o.VALUE},
-        frozenset({RECV}),
-        frozenset({SEND}),
+        _WEIGHTS | {_i.INPUT, _i.VALUE}, _RESULTS | {_o.VALUE}, frozenset({RECV}), frozenset({SEND})
     ),
     Role.F: Ends(
-        _WEIGHTS | {_i.INPUT, _i.VALUE},
-        _RESULTS | {_o.VALUE, _o.SAVED},
-        last=frozenset({OFFLOAD}),
+        _WEIGHTS | {_i.INPUT, _i.VALUE}, _RESULTS | {_o.VALUE, _o.SAVED}, last=frozenset({OFFLOAD})
     ),
     Role.B: Ends(
         _KEPT | {_i.GRADIENT},

@@ -314,12 +314,7 @@ class _Groups:
     member: Positions
 
     @classmethod
-    def of(
-        cls,
-        schedule: Schedule,
-        rows: Positions,
-        index: Positions,
-    ) -> "_Groups":
+    def of(cls, schedule: Schedule, rows: Positions, index: Positions) -> "_Groups":
         """Group the actions at ``rows``."""
         width = int(index.max(initial=0)) + 1
         key = schedule.device[rows].astype(np.int64) * schedule.stages + schedule.stage[rows]

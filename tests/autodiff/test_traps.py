@@ -40,6 +40,29 @@ def test_a_no_grad_region_blocks_the_gradient_also_across_cuts() -> None:
     check(case, seeded(case))
 
 
+class AverageOfAverages(nn.Module):
+    """A buffer called like an op: the op's value is received where the same op runs once more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(16, 16), nn.Linear(16, 16)
+        self.mean: Tensor
+        self.register_buffer("mean", torch.zeros(16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        middle = x.mean(0)
+        y = self.b(torch.tanh(self.a(x)))
+        self.mean.mul_(0.9).add_(middle)
+        average: Tensor = (y - self.mean).mean(0) * middle
+        return average
+
+
+@pytest.mark.parametrize("stages", [2, 3, 4])
+def test_a_value_called_like_an_op_of_its_reader_is_that_value(stages: int) -> None:
+    case = Case(AverageOfAverages, lambda y, _: y.square().mean(), floats(4, 16), stages)
+    check(case, seeded(case))
+
+
 def test_running_the_stages_leaves_the_models_buffers_alone() -> None:
     module, chain = chain_of("cnn")
     before = copy.deepcopy(module.state_dict())

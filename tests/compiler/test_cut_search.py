@@ -164,6 +164,38 @@ def test_a_stage_that_saves_nothing_waits_for_no_slot(microbatches: int) -> None
         assert bound <= search.predict(cut[search.units.of_node]).seconds * (1 + 1e-9)
 
 
+class Jumping(nn.Module):
+    """The first layer's value is read by the last one; what is between is made of an input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c, self.d = (nn.Linear(64, 64) for _ in range(4))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        z: Tensor = self.d(torch.tanh(self.a(x)) + torch.tanh(self.c(torch.tanh(self.b(y)))))
+        return z
+
+
+@pytest.mark.parametrize("name", ["zbv", "inference"])
+def test_a_bound_knows_what_skips_a_stage(name: str) -> None:
+    """Over a slow link: cuts whose stages send to the one behind the next cannot hide it."""
+    loss = Loss(nn.functional.mse_loss, torch.zeros(64, 64)) if name == "zbv" else None
+    inputs, source = (torch.zeros(64, 64), torch.zeros(64, 64)), Source("memory", "jumping")
+    graph, count = trace(Jumping(), inputs, loss=loss, source=source), 4 if name == "zbv" else 3
+    devices = generate(name, count, 2).devices
+    pairs = [(a, b) for a in range(devices) for b in range(a + 1, devices)]
+    slow = Cluster(parse_cluster(f"{devices}xv100").devices, dict.fromkeys(pairs, Link(1e7, 1e-4)))
+    search = search_of(costed(graph, slow), name, count, 2)
+    every = search._every()
+    assert every is not None
+    bounds, loose = search._bounds(every), 0
+    for cut, bound in zip(every, bounds, strict=True):
+        took = search.predict(cut[search.units.of_node]).seconds
+        assert bound <= took * (1 + 1e-9)
+        loose += bound < took / 3
+    assert loose == 0
+
+
 class Convolved(nn.Module):
     """Convolutions whose backward is one op for all gradients, normalised, dropped out, added."""
 

@@ -7,11 +7,7 @@ from pipec.plan.model import Plan
 from pipec.plan.rules import decisions, stages, training
 from pipec.plan.rules.parts import Parts, PlanRule
 
-RULES: dict[str, PlanRule] = {
-    **stages.RULES,
-    **training.RULES,
-    **decisions.RULES,
-}
+RULES: dict[str, PlanRule] = {**stages.RULES, **training.RULES, **decisions.RULES}
 """Rule name to what finds its violations; the first holds before the others are asked, which find
 stages by their numbers."""
 

@@ -32,11 +32,7 @@ def make_1f1b(stage: int, microbatches: np.ndarray, warm_up: int) -> Ops:
     count = len(microbatches)
     ahead = min(warm_up, count)
     kind = np.concatenate(
-        [
-            np.full(ahead, ActionKind.F),
-            np.tile(_FB, count - ahead),
-            np.full(ahead, ActionKind.B),
-        ]
+        [np.full(ahead, ActionKind.F), np.tile(_FB, count - ahead), np.full(ahead, ActionKind.B)]
     )
     order = np.empty(2 * count, dtype=np.int64)
     order[kind == ActionKind.F] = microbatches

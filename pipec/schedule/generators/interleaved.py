@@ -33,11 +33,7 @@ def loop_stages(stages: int, chunks: int) -> Placement:
 
 
 def interleaved(
-    stages: int,
-    microbatches: int,
-    chunks: int = 2,
-    order: str = "depth",
-    split: bool = False,
+    stages: int, microbatches: int, chunks: int = 2, order: str = "depth", split: bool = False
 ) -> Schedule:
     """Interleaved 1F1B.
 

@@ -21,11 +21,7 @@ from pipec.schedule.versions import VersionRule
 
 
 def pipefb(
-    stages: int,
-    microbatches: int,
-    backward_stages: int = 0,
-    publish: int = 1,
-    saved: str = "host",
+    stages: int, microbatches: int, backward_stages: int = 0, publish: int = 1, saved: str = "host"
 ) -> Schedule:
     """Forward devices 0 .. P-1, backward devices behind them; one update per microbatch.
 
@@ -50,8 +46,7 @@ def pipefb(
             want="backward_stages and publish of 0 or more, saved=host or direct",
         )
     place = Placement(
-        tuple((s,) for s in range(stages)),
-        tuple((stages + back - 1 - s,) for s in range(back)),
+        tuple((s,) for s in range(stages)), tuple((stages + back - 1 - s,) for s in range(back))
     )
     rows: list[list[Action]] = [[] for _ in range(stages + back)]
     for m in range(microbatches):
