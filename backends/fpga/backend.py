@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -143,7 +144,7 @@ class FpgaBackend(Backend):
         stages = load_stages(folders)
         for folder in folders:
             audit.check(folder)
-        return Emitted(stages, tolerance, bounds, lambda seed: read_kept(directory, seed))
+        return Emitted(stages, tolerance, bounds, partial(read_kept, directory, plan.graph))
 
     def compare_training(
         self,

@@ -48,7 +48,11 @@ def observe(
             low, high = found[stage].get(edge, seen)
             found[stage][edge] = min(low, seen[0]), max(high, seen[1])
         form = networks[stage].named.get(edge)
-        return _stretch(x, *form.range) if drawn and form else x
+        if not (drawn and form):
+            return x
+        low, high = form.range  # the farthest number on either side of 0 goes to an end of it
+        up, down = high / x.amax().clamp(min=_NONE), low / x.amin().clamp(max=-_NONE)
+        return x * torch.where(x > 0, up, down)
 
     chain = Chain(networks)
     with torch.no_grad():
@@ -72,12 +76,6 @@ def _range_of(value: Tensor) -> Range | None:
             return None
         low, high = (float(end) for end in value.aminmax())
     return low, high
-
-
-def _stretch(x: Tensor, low: float, high: float) -> Tensor:
-    """Numbers on either side of 0 times what takes the farthest one to the end of a range."""
-    up, down = high / x.amax().clamp(min=_NONE), low / x.amin().clamp(max=-_NONE)
-    return x * torch.where(x > 0, up, down)
 
 
 Edge = tuple[int, str]

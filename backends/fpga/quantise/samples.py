@@ -83,18 +83,21 @@ def _formats(graph: Graph) -> dict[str, tuple[float, float]]:
 
 
 def keep(frames: Sequence[Mapping[str, Tensor]], directory: Path) -> None:
-    """Keep sets of the model's inputs beside what is emitted."""
-    columns = {name: np.stack([f[name].numpy() for f in frames]) for name in frames[0]}
-    write_npz(directory / KEPT, columns)
+    """Keep sets of the model's inputs beside what is emitted; bfloat16 as float32."""
+    columns = {name: torch.stack([f[name] for f in frames]) for name in frames[0]}
+    columns |= {n: t.float() for n, t in columns.items() if t.dtype is torch.bfloat16}
+    write_npz(directory / KEPT, {n: t.numpy() for n, t in columns.items()})
 
 
-def read_kept(directory: Path, number: int) -> dict[str, Tensor] | None:
-    """One of the frames that `keep` has kept, counted round and round; None if none were."""
-    if not (directory / KEPT).is_file():
-        return None
-    with np.load(directory / KEPT) as file:
-        columns = {name: file[name] for name in file.files}
-    return {name: torch.from_numpy(a[number % len(a)].copy()) for name, a in columns.items()}
+def read_kept(directory: Path, graph: Graph, number: int) -> dict[str, Tensor] | None:
+    """One of the frames that `keep` has kept, counted round and round; None if none were.
+
+    Raises:
+        BackendError: The file cannot be read, or does not fit the model.
+    """
+    kept = directory / KEPT
+    frames = _read_npz(kept, graph) if kept.is_file() else [None]
+    return frames[number % len(frames)]
 
 
 def source_of(plan: Plan) -> str:
@@ -172,11 +175,9 @@ def _frames(array: NDArray[Any], like: Tensor, where: str) -> list[Tensor]:
         array = array.reshape(-1, *shape)  # one frame is a batch
     if array.shape[1:] != shape or array.dtype.kind not in "fiub":
         raise BackendError(
-            "calibration data has another shape or kind than the input",
-            where=where,
-            got=f"{array.dtype}{list(array.shape)}",
-            want=f"[frames, {', '.join(map(str, shape))}]",
-        )
+            "calibration data has another shape or kind than the input", where=where,
+            got=f"{array.dtype}{list(array.shape)}", want=f"[frames, {', '.join(map(str, shape))}]",
+        )  # fmt: skip
     return [torch.from_numpy(np.asarray(a, order="C")).to(like.dtype) for a in array]
 
 

@@ -32,6 +32,7 @@ from pipec.backends.fpga.numbers import Int8, fit_int8, int8_format, multipliers
 from pipec.backends.fpga.quantise.formats import formats_of, observe
 from pipec.backends.fpga.quantise.layers import quantise, weight_scale
 from pipec.cluster.cluster import parse_cluster
+from pipec.compiler.backend import load_backend
 from pipec.compiler.driver import emit, make_plan
 from pipec.compiler.verify import verify_artifacts
 from pipec.errors import BackendError
@@ -338,3 +339,24 @@ def test_a_bias_beside_weights_of_nothing_keeps_its_value(tmp_path: Path) -> Non
     form = int8_format(stage.wires[-1].stream.dtype)
     assert form is not None
     assert ((found - layer(x))[:, 1:].abs() <= 0.53 * form.scale).all()
+
+
+@pytest.mark.parametrize("own", ["bfloat16", "float16", "float64"])
+def test_models_of_other_floats_are_calibrated_and_verified(own: str, tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(
+        "import torch\n"
+        "def net():\n"
+        "    torch.manual_seed(0)\n"
+        "    model = torch.nn.Sequential(torch.nn.Linear(8, 6), torch.nn.ReLU())\n"
+        f"    return model.to(torch.{own}), (torch.randn(2, 8, dtype=torch.{own}),)\n"
+    )
+    loaded = load(f"{tmp_path / 'net.py'}:net")
+    options = {"precision": "int8"}
+    plan = make_plan(loaded.graph, parse_cluster("1xvcu118"), "fpga", options=options)
+    emit(plan, tmp_path / "out")
+    emitted = load_backend("fpga").load(plan, tmp_path / "out")
+    kept, other = emitted.inputs(0) or {}, emitted.inputs(1) or {}
+    assert [str(x.dtype) for x in kept.values()] == [f"torch.{own}"]
+    assert not all(torch.equal(kept[n], other[n]) for n in kept)
+    report = verify_artifacts(tmp_path / "out", loaded)
+    assert report.ok, report
