@@ -150,11 +150,11 @@ def chain(graph: Graph, devices: str, precision: str) -> tuple[list[StageDesign]
     """Designs of a joint cut, the bound in cycles, and seconds of the processor."""
     began = time.process_time()
     cluster = parse_cluster(devices)
-    plan = make_plan(graph, cluster, "fpga", passes=parse_pipeline("simplify,annotate-cost"))
+    passes, options = parse_pipeline("simplify,annotate-cost"), {"precision": precision}
+    plan = make_plan(graph, cluster, "fpga", passes=passes, options=options)
     boards = [Board(d, precision) for d in cluster.devices]
     links = [cluster.link(k, k + 1) for k in range(cluster.size - 1)]
-    assert plan.costs is not None
-    cut = joint_cut(plan.graph, plan.costs, boards, links, free_order=True)
+    cut = joint_cut(plan, boards, links, free_order=True)
     assert cut is not None
     names, orders = [n.name for n in plan.graph.calls], dict[str, tuple[int, ...]]()
     designs = []

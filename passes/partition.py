@@ -22,9 +22,8 @@ from pipec.compiler.outline import Outline
 from pipec.compiler.pass_base import Pass
 from pipec.compiler.problem import build_problem, share_work
 from pipec.compiler.replicate import with_replicas
-from pipec.cost.table import CostTable
 from pipec.errors import PartitionError, ScheduleError
-from pipec.graph.ir import Graph, OutputKind
+from pipec.graph.ir import Graph
 from pipec.options import parse_one
 from pipec.partition.costgraph import CostGraph, FloatArray, IntArray
 from pipec.partition.devices import Device
@@ -42,7 +41,7 @@ HANDED_OVER = 1e18
 SECONDS = 5.0
 """Processor time for the proof of optimality."""
 
-_seeded = WeakKeyDictionary[fx.GraphModule, dict[object, tuple[CostTable, IntArray]]]()
+_seeded = WeakKeyDictionary[fx.GraphModule, dict[object, tuple[CostGraph, IntArray]]]()
 
 
 @dataclass(frozen=True)
@@ -87,19 +86,16 @@ class PartitionPass(Pass):
     def run(self, plan: Plan) -> Plan:
         if plan.stages:
             return plan
-        assert plan.costs is not None
         named = self._with_replicas(plan)
         if named != self:
             return named.run(plan)
-        place = self._placement(plan)
-        names = [n.name for n in plan.graph.calls]
-        found = self.search(plan)
-        if found is not None:
+        task = place, problem, _ = self._read(plan)
+        if found := self._search(plan, *task):
             cluster, partition = found.cluster, _of_step(plan.graph, found.cut, found.compute)
         else:
-            cut = self._cut(plan, plan.costs, place)
+            cut = self._cut(plan, place, problem)
             cluster = plan.cluster.reorder(cut.device_order)
-            partition = _partition(cut, dict(zip(names, cut.stage.tolist(), strict=True)))
+            partition = _partition(cut, dict(zip(problem.names, cut.stage.tolist(), strict=True)))
         return plan.replace(
             partition=partition,
             cluster=cluster,
@@ -136,77 +132,61 @@ class PartitionPass(Pass):
             PartitionError: No cut fits.
             NotFasterError: None is faster than ``below``.
         """
-        assert plan.costs is not None
-        place = self._placement(plan)
-        orders = [] if self.layout else self._orders(plan, place)
-        if not orders:
-            return None
-        return self._choose_fastest(plan, plan.costs, place, orders, counted=counted, below=below)
+        return self._search(plan, *self._read(plan), counted=counted, below=below)
 
-    def _placement(self, plan: Plan) -> Placement:
-        """Where stages run, as the schedule wants it; else stage k on device k."""
-        trains = bool(plan.graph.outputs_of(OutputKind.LOSS))
-        size = plan.cluster.size
+    def _read(self, plan: Plan) -> tuple[Placement, CostGraph, Schedule | None]:
+        """Where stages run, what is cut, and the schedule that wants it so, if one is named."""
+        size, order = plan.cluster.size, None
         if self.schedule in ("", "fastest"):
             count = size if self.stages is None else self.stages
             _check_fit(count, count, plan)
-            devices = tuple((k,) for k in range(count))
-            return Placement.together(devices) if trains else Placement(devices)
-        if self.order == "free":
+            place = Placement.together(tuple((k,) for k in range(count)))
+        elif self.order == "free":
             raise PartitionError(
                 "a schedule places its stages on devices in their order",
                 got=f"order=free, schedule={self.schedule}",
             )
-        count = self.stages or stages_on(self.schedule, size, self.microbatches)
-        schedule = generate(self.schedule, count, self.microbatches)
-        check_paired(schedule)
-        place = schedule.placement
-        _check_fit(count, place.devices, plan)
-        if not trains:
-            return Placement(place.forward)
-        return place if place.backward else Placement.together(place.forward)
+        else:
+            count = self.stages or stages_on(self.schedule, size, self.microbatches)
+            order = generate(self.schedule, count, self.microbatches)
+            check_paired(order)
+            place = order.placement
+            _check_fit(count, place.devices, plan)
+            place = place if place.backward else Placement.together(place.forward)
+        place = place if plan.trains else Placement(place.forward)
+        return place, build_problem(plan, order), order
 
-    def _choose_fastest(
-        self,
-        plan: Plan,
-        costs: CostTable,
-        place: Placement,
-        orders: Sequence[Schedule],
-        *,
-        counted: bool,
-        below: float,
-    ) -> "Fastest":
-        """The cut whose step is fastest and fits, for the best schedule that may be meant."""
-        cluster, problem = plan.cluster, build_problem(plan.graph, costs)
+    def _search(
+        self, plan: Plan, place: Placement, problem: CostGraph, order: Schedule | None,
+        *, counted: bool = False, below: float = inf,
+    ) -> "Fastest | None":  # fmt: skip
+        """`search`: the fastest cut that fits, for the best schedule that may be meant."""
+        if not (orders := [] if self.layout else self._orders(plan, place, order)):
+            return None
+        cluster = plan.cluster
+        assert plan.costs is not None
         if self.order == "free":
-            cluster = cluster.reorder(self._cut(plan, costs, place).device_order)
-        outline = Outline(
-            plan.graph,
-            costs,
-            cluster,
-            self.microbatches,
-            activations=self.activations,
-            counted=counted,
-        )
+            cluster = cluster.reorder(self._cut(plan, place, problem).device_order)
+        outline = Outline(plan.graph, plan.costs, cluster, self.microbatches,
+                          activations=self.activations, counted=counted)  # fmt: skip
         limits = [d.memory_bytes for d in cluster.devices[: place.devices]]
-        found: list[tuple[Cut, Schedule]] = []
-        refused: PartitionError | None = None
+        found, refused = list[tuple[Cut, Schedule]](), list[PartitionError]()
         for compute in orders:
-            search, whole = CutSearch(outline, problem, compute, limits), without_parts(compute)
+            whole = without_parts(compute)
+            parts = compute.stages // whole.stages
+            search = CutSearch(outline, problem, whole, limits, parts)
+            seeds = partial(self._seeds, plan, whole.placement, problem)
             try:
-                cut = replace(search, compute=whole).find_best(
-                    partial(self._seeds, plan, costs, whole.placement), below
-                )
-                found.append((cut if whole is compute else search.split_in_parts(cut), compute))
+                cut = search.find_best(seeds, below)
+                found.append((search.split_in_parts(cut, compute) if parts > 1 else cut, compute))
             except PartitionError as error:
-                refused = refused or error
+                refused.append(error)
         if not found:
-            assert refused is not None
-            raise refused
+            raise refused[0]
         cut, compute = min(found, key=lambda pair: pair[0].timeline.seconds)
         return Fastest(cluster, cut, compute)
 
-    def _orders(self, plan: Plan, place: Placement) -> list[Schedule]:
+    def _orders(self, plan: Plan, place: Placement, order: Schedule | None) -> list[Schedule]:
         """The schedules that may be meant: the one that is named, or those that fit the places.
 
         None where stages do not run as `pipec.compiler.outline` knows them: in streams, or with
@@ -215,44 +195,43 @@ class PartitionPass(Pass):
         streams = any(d.streams for d in plan.cluster.devices)
         if streams or (place.separate and not self.activations):
             return []
-        count, trains = len(place.forward), bool(plan.graph.outputs_of(OutputKind.LOSS))
-        names: tuple[str, ...] = (self.schedule,)
-        if not trains and not self.schedule.startswith("inference"):
-            names = ("inference",)
-        elif self.schedule in ("", "fastest"):
-            names = SYNCHRONOUS if self.schedule else ("1f1b",)
+        if order is not None and (plan.trains or not order.training):
+            return [order] if order.training == plan.trains else []
+        usual = SYNCHRONOUS if self.schedule else ("1f1b",)
+        names = usual if plan.trains else ("inference",)
         found = []
         for name in names:
             try:
-                compute = generate(name, count, self.microbatches)
+                compute = generate(name, len(place.forward), self.microbatches)
             except ScheduleError:
                 if len(names) == 1:
                     raise
                 continue
-            if compute.placement.forward == place.forward and compute.training == trains:
+            if compute.placement.forward == place.forward and compute.training == plan.trains:
                 found.append(compute)
         return found
 
-    def _seeds(self, plan: Plan, costs: CostTable, place: Placement) -> list[IntArray]:
+    def _seeds(self, plan: Plan, place: Placement, problem: CostGraph) -> list[IntArray]:
         """Cuts with the least largest load; many schedules place their stages alike."""
         cluster, free = plan.cluster, self.order == "free"
         links = tuple(_link(cluster, a, b) for a, b in pairwise(place.forward))
         kinds = tuple((d.kind, d.memory_bytes) for d in cluster.devices)
-        key = id(costs), plan.target, place.forward, kinds, links, self.activations, free
+        key = id(problem), plan.target, place.forward, kinds, links, self.activations, free
         known = _seeded.setdefault(plan.graph.module, {})
         if key not in known:
             try:
-                cut = self._cut(plan, costs, place)
+                cut = self._cut(plan, place, problem)
             except PartitionError:
                 roomy = replace(
                     cluster, devices=tuple(replace(d, memory_bytes=inf) for d in cluster.devices)
                 )
-                cut = self._cut(plan.replace(cluster=roomy), costs, place)
-            known[key] = costs, cut.stage  # the costs are kept, so that no others get their id
+                cut = self._cut(plan.replace(cluster=roomy), place, problem)
+            # the problem is kept, so that no other gets its id
+            known[key] = problem, cut.stage
         return [known[key][1]]
 
-    def _cut(self, plan: Plan, costs: CostTable, place: Placement) -> CutResult:
-        count, free = len(place.forward), self.order == "free"
+    def _cut(self, plan: Plan, place: Placement, problem: CostGraph) -> CutResult:
+        count, free, cluster = len(place.forward), self.order == "free", plan.cluster
         if place.forward == tuple((k,) for k in range(count)):
             backend = load_backend(plan.target)
             own = backend.cut(plan, count, free_order=free) if isinstance(backend, Cuts) else None
@@ -260,7 +239,6 @@ class PartitionPass(Pass):
                 raise PartitionError("this target cuts by itself", got=f"layout={self.layout}")
             if own is not None:
                 return own
-        cluster, problem = plan.cluster, build_problem(plan.graph, costs)
         if not self.activations:
             nothing = np.zeros_like(problem.activation_bytes)
             problem = replace(problem, activation_bytes=nothing)

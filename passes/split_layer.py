@@ -50,10 +50,10 @@ class SplitLayer(Pass):
             done = is_split(plan.graph, self.node)
             return plan if done else self._split(plan, self.node)
         before = self._cut(plan)
-        layer = boundary_layer(plan.graph, before.stage_of, before.seconds)
-        if layer is None:
+        layers = boundary_layers(plan.graph, before.stage_of, before.seconds)
+        if not layers:
             return plan
-        after = self._split(plan, layer)
+        after = self._split(plan, layers[min(layers, key=lambda k: before.seconds[k])])
         return after if self._cut(after).max_load < before.max_load else plan
 
     def _split(self, plan: Plan, name: str) -> Plan:
@@ -70,21 +70,14 @@ class SplitLayer(Pass):
         return found
 
 
-def boundary_layer(
+def boundary_layers(
     graph: Graph, stage_of: Mapping[str, int], seconds: Sequence[float]
-) -> str | None:
-    """The layer through which a better cut might run.
-
-    Returns:
-        The slowest stage's first splittable node if the stage before it is less loaded than the
-        one behind it, else its last; None if it has none or there is one stage alone.
-    """
+) -> dict[int, str]:
+    """The splittable layer of the slowest stage that is next to each neighbour of this stage."""
     slow = max(range(len(seconds)), key=lambda k: seconds[k])
     layers = [n.name for n in graph.calls if stage_of[n.name] == slow and is_splittable(graph, n)]
-    neighbours = [k for k in (slow - 1, slow + 1) if 0 <= k < len(seconds)]
-    if not layers or not neighbours:
-        return None
-    return layers[0] if min(neighbours, key=lambda k: seconds[k]) < slow else layers[-1]
+    neighbours = [k for k in (slow - 1, slow + 1) if layers and 0 <= k < len(seconds)]
+    return {k: layers[0 if k < slow else -1] for k in neighbours}
 
 
 def _parts(cat: fx.Node) -> Parts:

@@ -5,6 +5,7 @@ from typing import ClassVar
 
 from pipec.compiler.backend import load_backend
 from pipec.compiler.pass_base import Pass
+from pipec.compiler.problem import check_together
 from pipec.plan.model import Fact, Plan
 
 
@@ -18,5 +19,6 @@ class TimeStages(Pass):
 
     def run(self, plan: Plan) -> Plan:
         backend = load_backend(plan.target)
+        check_together(plan)
         backend.check(plan)
         return plan.replace(timing=backend.stage_seconds(plan))

@@ -1,7 +1,7 @@
 """``--target fpga``: HLS C++ per stage, cycles from its engines, verified by C simulation."""
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,9 +15,9 @@ from pipec.backends.fpga.boards import cycles_of_boards
 from pipec.backends.fpga.cost import FpgaCost
 from pipec.backends.fpga.cpp import cpp_type
 from pipec.backends.fpga.csim.run import CSimulation, check_timing, load_stages, stream
-from pipec.backends.fpga.cutting.joint import joint_cut
+from pipec.backends.fpga.cutting.joint import joint_cut, keep_together
 from pipec.backends.fpga.cycles import cycles_of, engines_of
-from pipec.backends.fpga.designs import designs_of, device_of, folders_of, link_behind, types_of
+from pipec.backends.fpga.designs import designs_of, folders_of, link_behind, types_of
 from pipec.backends.fpga.inference import accuracy_of, describe, emit_inference
 from pipec.backends.fpga.lowering.types import parse_types
 from pipec.backends.fpga.numbers import MINIMUM
@@ -40,6 +40,7 @@ from pipec.compiler.inputs import KINDS, draw
 from pipec.compiler.job import StageFunction
 from pipec.compiler.loaded import Loaded
 from pipec.compiler.same_model import check_same_model
+from pipec.compiler.stage_timing import device_of
 from pipec.compiler.verify import Progress, VerifyReport
 from pipec.cost.model import CostModel
 from pipec.errors import BackendError, PlanError
@@ -104,7 +105,7 @@ class FpgaBackend(Backend):
         if plan.trains:
             return training_timing(plan)
         return tuple(
-            stage_timing(design, device_of(plan, k), link_behind(plan, k))
+            stage_timing(design, device_of(plan, plan.stages[k]), link_behind(plan, k))
             for k, design in enumerate(designs_of(plan))
         )
 
@@ -303,7 +304,11 @@ class FpgaBackend(Backend):
         precision, own = types_of(plan)
         boards = [Board(d, precision, min(count - 1, 2), own) for d in devices]
         links = [plan.cluster.link(k, k + 1) for k in range(count - 1)]
-        return joint_cut(plan.graph, costs, boards, links, free_order=free_order)
+        return joint_cut(plan, boards, links, free_order=free_order)
+
+    def keep_together(self, plan: Plan) -> Iterable[Sequence[str]]:
+        """What is one engine, or no link carries."""
+        return keep_together(plan.graph, types_of(plan).precision)
 
     def cost_model(self, cluster: Cluster) -> CostModel:
         """A node's share of the interval of a board to itself."""

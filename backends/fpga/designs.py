@@ -23,8 +23,8 @@ from pipec.backends.fpga.quantise.layers import quantise
 from pipec.backends.fpga.quantise.samples import RANDOM, calibration_samples
 from pipec.backends.fpga.search import Board, Search, deep_fifos, fit_design, port_kernels
 from pipec.cluster.cluster import Link
-from pipec.cluster.device import Device
-from pipec.errors import BackendError, PlanError
+from pipec.compiler.stage_timing import device_of
+from pipec.errors import BackendError
 from pipec.graph.ir import origin
 from pipec.graph.lower import lower as without_transfers
 from pipec.plan.model import Plan, Stage
@@ -61,22 +61,11 @@ def types_of(plan: Plan) -> Types:
     return parse_types(str(plan.options.get("precision", "float32")))
 
 
-def device_of(plan: Plan, stage: int) -> Device:
-    """The board of a stage's forward pass.
-
-    Raises:
-        PlanError: Nothing is placed yet.
-    """
-    if plan.placement is None:
-        raise PlanError("the stages have no devices yet", want="a placement")
-    return plan.cluster.devices[plan.placement.forward[stage][0]]
-
-
 def folders_of(plan: Plan, directory: Path) -> list[Path]:
     """Where every stage is written, a folder named by stage and chip: ``stage0_xcvu9p``."""
     found = []
     for k in range(len(plan.stages)):
-        fabric = device_of(plan, k).fpga
+        fabric = device_of(plan, plan.stages[k]).fpga
         chip = fabric.part.partition("-")[0] if fabric is not None else ""
         found.append(directory / identifier(f"stage{k}_{chip}" if chip else f"stage{k}"))
     return found
@@ -94,7 +83,7 @@ def board_of(plan: Plan, stage: int) -> Board:
     """The board of a stage as the plan uses it; one that holds the whole model has no links."""
     precision, own = types_of(plan)
     links = (stage > 0) + (stage < len(plan.stages) - 1)
-    return Board(device_of(plan, stage), precision, links, own)
+    return Board(device_of(plan, plan.stages[stage]), precision, links, own)
 
 
 @cache_last
@@ -125,7 +114,7 @@ def lower_stages(plan: Plan) -> tuple[Network, ...]:
     for stage in plan.stages:
         try:
             graph = without_transfers(stage.graph).graph
-            memory = memory_ports(device_of(plan, stage.index))
+            memory = memory_ports(device_of(plan, stage))
             pace = _pace(plan, stage.index, bound=True)
             network = lower(
                 graph, precision, orders, pace, memory, formats=formats, own=own, types=types
@@ -211,7 +200,7 @@ def left_of(plan: Plan, stage: int, network: Network) -> Board:
 
 def _pace(plan: Plan, stage: int, *, bound: bool = False) -> int:
     """Cycles per frame that the plan was cut for, or their bound; 0 if it was cut otherwise."""
-    cut, fabric = plan.partition, device_of(plan, stage).fpga
+    cut, fabric = plan.partition, device_of(plan, plan.stages[stage]).fpga
     if cut is None or cut.method != METHOD or fabric is None:
         return 0
     return int((cut.lower_bound if bound else cut.max_load) * fabric.clock_hz)

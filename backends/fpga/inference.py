@@ -16,7 +16,6 @@ from pipec.backends.fpga.csim.run import load_stages
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.designs import (
     designs_of,
-    device_of,
     folders_of,
     lower_stages,
     networks,
@@ -30,6 +29,7 @@ from pipec.backends.fpga.quantise.samples import keep, random_frames, unseen_fra
 from pipec.backends.fpga.stagejson import Json, read_record, write_record
 from pipec.backends.fpga.toolchain import has_compiler
 from pipec.compiler.comparison import MOST_STEPS, SAME_KERNELS, Allowed, rounding_tolerance
+from pipec.compiler.stage_timing import device_of
 from pipec.graph.ir import Graph
 from pipec.graph.lower import lower
 from pipec.graph.quantised import DEQUANTIZE
@@ -103,7 +103,7 @@ def emit_inference(plan: Plan, directory: Path) -> None:
         # A model of 16-bit floats rounds, where boards compute in float32.
         tolerance = max(tolerance_of(known), rounding_tolerance(plan.graph, SAME_KERNELS))
         crossing = [transfer.value for transfer in (*ends[k].receives, *ends[k].sends)]
-        site = Site.of(device_of(plan, k).fpga, crossing=crossing, hosted=True)
+        site = Site.of(device_of(plan, plan.stages[k]).fpga, crossing=crossing, hosted=True)
         accepted = allow_golden(design, frame, tolerance)
         steps = _steps(design, graphs[k])
         largest = {value: max(float(frame.outputs[value].abs().max()), 1e-30) for value in steps}

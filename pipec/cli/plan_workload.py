@@ -61,7 +61,6 @@ def plan_workload(path: Path, *, replicated: bool = False) -> PlanWorkload:
     plan = load_plan(directory, check_weights=False)
     if plan.costs is None:
         raise PartitionError("the plan has no costs", where=directory)
-    copies = 1.0 if replicated else TRAINING_COPIES
-    problem = build_problem(plan.graph, plan.costs, copies=copies)
+    problem = build_problem(plan, plan.schedule, copies=1.0 if replicated else TRAINING_COPIES)
     _, links = chain_of(plan.cluster, plan.cluster.size)
     return PlanWorkload(problem, priced=False, links=tuple(links), cluster=plan.cluster)

@@ -1,6 +1,6 @@
 """What some targets can do besides: the core looks for it by type, and knows no target by name."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -54,6 +54,14 @@ class Cuts(Protocol):
             count: Number of stages, on the first devices of the cluster.
             free_order: The devices may be put into another order.
         """
+
+
+@runtime_checkable
+class Keeps(Protocol):
+    """It cannot compute some calls apart, such as a comparison and what chooses by it."""
+
+    def keep_together(self, plan: Plan) -> Iterable[Sequence[str]]:
+        """Names of calls of a plan, cut or not, that one stage must have, a row for each such."""
 
 
 @runtime_checkable

@@ -7,7 +7,7 @@ from pipec.compiler.facts import count_trained, find_shared
 from pipec.compiler.timeline import joint_devices
 from pipec.plan.facts import SharedSum
 from pipec.plan.model import STATE_WAITS, HostSlot, Plan, ValueChannel
-from pipec.runtime.program import check_paired
+from pipec.runtime.program import check_paired, check_shared
 from pipec.schedule.channels import Channel, ChannelKind, value
 from pipec.schedule.comm import insert_comm
 from pipec.schedule.offload import insert_offload
@@ -23,8 +23,9 @@ def complete(compute: Schedule, plan: Plan) -> Schedule:
     optimizer steps. In a schedule with a flush, devices that add something up step together.
 
     Raises:
-        PlanError: The backward has other stages than the forward.
+        PlanError: The backward has other stages than the forward, or as `check_shared`.
     """
+    check_shared(plan, compute)
     kept = [c for c in compute.channels if c.kind not in (ChannelKind.F, ChannelKind.B)]
     if compute.placement.separate and plan.differentiated:
         saved = [s.training.saved_bytes for s in plan.stages if s.training]

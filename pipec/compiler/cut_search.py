@@ -92,12 +92,14 @@ class CutSearch:
         problem: The same as arrays.
         compute: The schedule's compute actions; its placement says where stages run.
         limits: Bytes of each device.
+        parts: Units that each stage has at least.
     """
 
     outline: Outline
     problem: CostGraph
     compute: Schedule
     limits: Sequence[float]
+    parts: int = 1
     _prepared: dict[tuple[object, ...], Prepared] = field(default_factory=dict, init=False)
 
     def find_best(self, seeds: Callable[[], Sequence[IntArray]], below: float = inf) -> Cut:
@@ -111,8 +113,8 @@ class CutSearch:
             PartitionError: None fits, or none of those that were looked at.
             NotFasterError: Those that may be faster than ``below`` are not.
         """
-        if self._stages > self.units.size:
-            raise too_many_stages(self._stages, self.units, self.problem)
+        if self._stages * self.parts > self.units.size:
+            raise too_many_stages(self._stages, self.units, self.problem, self.parts)
         every = None if self._shortened else self._every()
         cuts = self._search_near(seeds()) if every is None else every
         bounds, full = self._bounds(cuts), self._fullness(cuts)
@@ -174,32 +176,17 @@ class CutSearch:
             seconds[k] = took[0] + more * (took[1] - took[0]) if took[1] < inf else inf
         return sorted(order, key=seconds.__getitem__)
 
-    def split_in_parts(self, whole: Cut) -> Cut:
-        """A cut for the schedule without parts, each stage in parts that save about as much.
-
-        Raises:
-            PartitionError: A stage has fewer units than parts.
-        """
-        count = int(whole.stage.max()) + 1
-        parts, stage = self._stages // count, self.units.stages(whole.stage)
+    def split_in_parts(self, whole: Cut, compute: Schedule) -> Cut:
+        """A cut for the schedule in parts, each stage in parts that save about as much."""
         rank = topological_order(self.units.size, self.units.succ)
-        saved, fine = self._bytes[1] + 1e-9, np.zeros(self.units.size, np.int64)
-        for k in range(count):
+        stage, fine = self.units.stages(whole.stage), np.zeros(self.units.size, np.int64)
+        for k in range(self._stages):
             own = np.array([u for u in rank if stage[u] == k])
-            if len(own) < parts:
-                raise PartitionError(
-                    "a stage cannot be cut into so many parts",
-                    where=f"stage {k} of {count}",
-                    got=f"{parts} parts of {len(own)} placement units",
-                    hint="fewer parts, or fewer stages",
-                )
-            sums = saved[own].cumsum()
-            ends = np.searchsorted(sums, sums[-1] * np.arange(1, parts) / parts) + 1
-            turn = np.arange(parts - 1)  # no part is empty
-            ends = np.maximum.accumulate(ends - turn) + turn
-            ends = np.minimum(ends, len(own) - parts + 1 + turn)
-            fine[own] = k * parts + np.searchsorted(ends, np.arange(len(own)), side="right")
-        timeline = self.predict(fine[self.units.of_node])
+            sums = (self._bytes[1][own] + 1e-9).cumsum()
+            ends = np.searchsorted(sums, sums[-1] * np.arange(1, self.parts) / self.parts) + 1
+            ends = _make_room(ends, len(own))
+            fine[own] = k * self.parts + np.searchsorted(ends, np.arange(len(own)), side="right")
+        timeline = replace(self, compute=compute).predict(fine[self.units.of_node])
         bound = min(self._least(), timeline.seconds)
         return Cut(fine[self.units.of_node], timeline, bound, f"{whole.method}, each in parts")
 
@@ -244,11 +231,15 @@ class CutSearch:
         most = COUNTED // (len(self.compute) + 10 * self.units.size)
         order = np.array(topological_order(self.units.size, self.units.succ))
         links = {(int(a), int(b)) for a, b in self.units.edges}
-        if all(pair in links for pair in pairwise(order.tolist())):
-            if comb(len(order) - 1, self._stages - 1) > most:
-                return None
-            return _place_cuts(order, combinations(range(1, len(order)), self._stages - 1))
-        return _chains(self.units, self._stages, most)
+        cuts = None
+        if not all(pair in links for pair in pairwise(order.tolist())):
+            cuts = _chains(self.units, self._stages, most)
+        elif comb(len(order) - 1, self._stages - 1) <= most:
+            cuts = _place_cuts(order, combinations(range(1, len(order)), self._stages - 1))
+        if cuts is None or self.parts == 1:
+            return cuts
+        held = stage_sums(cuts, np.ones((self._stages, self.units.size)))
+        return cuts[(held >= self.parts).all(axis=1)]
 
     def _search_near(self, seeds: Sequence[IntArray]) -> IntArray:
         """Cuts that come of moving boundaries while the bound falls."""
@@ -258,10 +249,10 @@ class CutSearch:
             rank = np.empty(self.units.size, np.int64)
             rank[topological_order(self.units.size, self.units.succ)] = np.arange(len(rank))
             order = np.lexsort((rank, stage))
-            here = tuple(np.searchsorted(stage[order], range(1, self._stages)).tolist())
-            value = inf
+            ends = np.searchsorted(stage[order], np.arange(1, self._stages))
+            here, value = tuple(_make_room(ends, len(order), self.parts).tolist()), inf
             while True:
-                cuts = _place_cuts(order, [here, *_moves(here, len(order))])
+                cuts = _place_cuts(order, [here, *_moves(here, len(order), self.parts)])
                 full = self._fullness(cuts)
                 bounds = np.where(full <= 1, self._bounds(cuts), _OVER * full)
                 seen.append(cuts[np.argsort(bounds, kind="stable")[:16]])
@@ -400,9 +391,9 @@ class CutSearch:
         static, saved, trained = found = np.zeros((3, self.units.size))
         calls = self.outline.graph.calls
         of = dict(zip((n.name for n in calls), self.units.of_node.tolist(), strict=True))
-        for size, learns, readers in self.outline.least_weights():
+        for size, learns, readers in self.outline.weights:
             static[min(of[r] for r in readers)] += size
-            trained[min(of[r] for r in readers)] += learns
+            trained[min(of[r] for r in readers)] += size * learns
         if self.compute.training:
             for size, name in self.outline.least_saved(self._place):
                 saved[of[name]] += size
@@ -445,14 +436,21 @@ def _place_cuts(order: IntArray, cuts: Iterable[tuple[int, ...]]) -> IntArray:
     return stage
 
 
-def _moves(here: tuple[int, ...], size: int) -> list[tuple[int, ...]]:
-    """Boundaries with one, or two neighbouring ones, moved."""
+def _make_room(ends: IntArray, size: int, least: int = 1) -> IntArray:
+    """Boundaries moved as little as leaves so many units between them."""
+    turn = least * np.arange(len(ends))
+    ends = np.maximum.accumulate(np.maximum(ends, least) - turn) + turn
+    return np.asarray(np.minimum(ends, size - least * len(ends) + turn))
+
+
+def _moves(here: tuple[int, ...], size: int, least: int) -> list[tuple[int, ...]]:
+    """Boundaries with one, or two neighbouring ones, moved, so many units between them."""
     found = set()
     for k in range(len(here)):
         for width in (1, 2, len(here)):
             for step in chain(STEPS, (-s for s in STEPS)):
                 new = [b + step * (k <= i < k + width) for i, b in enumerate(here)]
-                if all(a < b for a, b in pairwise([0, *new, size])):
+                if all(b - a >= least for a, b in pairwise([0, *new, size])):
                     found.add(tuple(new))
     return sorted(found)
 

@@ -51,7 +51,7 @@ def split_layers(plan: Plan, stages: int | None = None) -> Split:
     """
     assert plan.costs is not None
     count = len(plan.stages) if stages is None else stages
-    layers, problem = layers_of(plan.graph), build_problem(plan.graph, plan.costs)
+    layers, problem = layers_of(plan.graph), build_problem(plan)
     if count > len(layers.names):
         raise PartitionError(
             "fewer layers than stages", got=f"{len(layers.names)} layers", want=f"{count} or more"

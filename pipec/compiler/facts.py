@@ -72,10 +72,8 @@ def _list_trained(stage: Stage) -> list[int]:
 def find_shared(plan: Plan) -> Iterator[SharedSum]:
     """What stages of a differentiated plan add up before they step."""
     sizes = {i.name: nbytes(s.graph.nodes[i.node]) for s in plan.stages for i in s.graph.inputs}
-    for name, readers in plan.find_tied().items():
-        stages = [plan.stages[s] for s in readers]
-        if any(s.training is not None and name in s.training.trained for s in stages):
-            yield SharedSum(sizes[name], readers)
+    for name, readers in plan.find_tied(trained=True).items():
+        yield SharedSum(sizes[name], readers)
     trained = {name for s in plan.stages if s.training for name in s.training.trained}
     yield from SharedSum.of_norm(len(trained), len(plan.stages), plan.cluster)
 

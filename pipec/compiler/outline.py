@@ -18,10 +18,10 @@ import torch
 from torch import fx
 
 from pipec.autodiff.joint import trace_joint
-from pipec.autodiff.needs import needs_grad
 from pipec.autodiff.recompute import list_holders, views
 from pipec.autodiff.tidy import results, separate_convolutions
 from pipec.cluster.cluster import Cluster
+from pipec.compiler.problem import find_needs, list_weights
 from pipec.compiler.stage_timing import holder, life, peak_of
 from pipec.compiler.timeline import sum_seconds
 from pipec.cost.stage import OPTIMIZER_COPIES, StageCost, update_cost
@@ -166,12 +166,6 @@ class Outline:
             seconds = np.broadcast_to(behind, seconds.shape)
         return seconds
 
-    def least_weights(self) -> Iterator[tuple[float, float, list[str]]]:
-        """Bytes of each weight that is read, the same if it is trained, and who reads it."""
-        for _, size, learns, readers in self._readers:
-            if readers:
-                yield size, size * (learns and self.trains), readers
-
     def least_saved(self, place: Placement) -> Iterator[tuple[float, str]]:
         """Bytes of each value that a backward reads, and one call that it is saved for.
 
@@ -270,7 +264,7 @@ class Outline:
         """Bytes of all weights and of each trained one per stage; what stages add up."""
         held, shared = [0.0] * stages, list[SharedSum]()
         trained: list[list[float]] = [[] for _ in held]
-        for _, size, learns, readers in self._readers:
+        for size, learns, readers in self.weights:
             at = sorted({of[r] for r in readers})
             for s in at:
                 held[s] += size
@@ -281,8 +275,7 @@ class Outline:
 
     def _sum_norm(self, stages: int) -> list[SharedSum]:
         """What all stages add up for the norm of all gradients, however the model is cut."""
-        trained = sum(learns and bool(readers) for _, _, learns, readers in self._readers)
-        return SharedSum.of_norm(trained * self.trains, stages, self.cluster)
+        return SharedSum.of_norm(sum(w[1] for w in self.weights), stages, self.cluster)
 
     @cached_property
     def _names(self) -> list[str]:
@@ -290,25 +283,14 @@ class Outline:
 
     @cached_property
     def _needs(self) -> frozenset[str]:
-        if self.graph.module not in _needed:
-            _needed[self.graph.module] = needs_grad(self.graph) if self.trains else frozenset()
-        return _needed[self.graph.module]
+        return find_needs(self.graph)
 
     @cached_property
-    def _readers(self) -> list[tuple[str, float, bool, list[str]]]:
-        """Every weight: its bytes, whether it is trained, and the calls that read it."""
-        nodes = self.graph.nodes
-        calls = set(self._names)
-        return [
-            (
-                i.name,
-                float(nbytes(nodes[i.node])),
-                i.kind is InputKind.PARAMETER and i.node in self._needs,
-                [u.name for u in nodes[i.node].users if u.name in calls],
-            )
-            for i in self.graph.inputs
-            if i.kind.is_weight
-        ]
+    def weights(self) -> list[tuple[float, bool, list[str]]]:
+        """Every weight that is read: its bytes, whether it is trained, and who reads it."""
+        every, kind = list_weights(self.graph), InputKind.PARAMETER
+        return [(float(nbytes(n)), i.kind is kind and n.name in self._needs, readers)
+                for i, n, readers in every if readers]  # fmt: skip
 
     def _list_saved(self, row: frozenset[str]) -> set[fx.Node]:
         """What the backward of these calls reads of their forward."""
@@ -367,7 +349,7 @@ class Outline:
             return self.activations
         yielded = sum(len(n.all_input_nodes) * nbytes(n) for n in self.graph.calls)
         yielded *= PER_CALL * self.microbatches
-        weights = (2 + OPTIMIZER_COPIES) * sum(size for _, size, _, _ in self._readers)
+        weights = (2 + OPTIMIZER_COPIES) * sum(size for size, _, _ in self.weights)
         least = min(d.memory_bytes for d in self.cluster.devices)
         return self.activations and yielded + weights > least
 
@@ -391,7 +373,6 @@ class _Backward:
     free: frozenset[fx.Node]
 
 
-_needed: WeakKeyDictionary[fx.GraphModule, frozenset[str]] = WeakKeyDictionary()
 _known: WeakKeyDictionary[fx.GraphModule, _Backward] = WeakKeyDictionary()
 
 

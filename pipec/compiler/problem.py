@@ -1,6 +1,6 @@
 """A graph and its costs as the placement problem that every cut solves."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from weakref import WeakKeyDictionary
@@ -8,50 +8,107 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from torch import fx
 
+from pipec.autodiff.needs import needs_grad
 from pipec.cluster.cluster import Cluster, Link
+from pipec.compiler.backend import load_backend
+from pipec.compiler.capabilities import Keeps
 from pipec.cost.table import CostTable
-from pipec.graph.ir import Graph, OutputKind, nbytes, tensors
+from pipec.errors import PartitionError
+from pipec.graph.ir import Graph, GraphInput, InputKind, OutputKind, nbytes, tensors
 from pipec.graph.units import placement_units
 from pipec.partition.costgraph import CostGraph, FloatArray, Value, cost_graph
 from pipec.partition.devices import Device
+from pipec.plan.model import Plan
+from pipec.schedule.schedule import Schedule
 
 TRAINING_COPIES = 4.0
 """Weight-sized tensors in training: weights, gradients, two moments of Adam."""
 
-_known: WeakKeyDictionary[fx.GraphModule, tuple[CostTable, float, CostGraph]] = WeakKeyDictionary()
+_needed: WeakKeyDictionary[fx.GraphModule, frozenset[str]] = WeakKeyDictionary()
+_known = WeakKeyDictionary[fx.GraphModule, dict[object, tuple[CostTable, CostGraph]]]()
 
 
-def build_problem(graph: Graph, costs: CostTable, *, copies: float = TRAINING_COPIES) -> CostGraph:
-    """The graph as arrays; training counts backward work, gradients, and optimizer state.
+def build_problem(
+    plan: Plan, order: Schedule | None = None, *, copies: float = TRAINING_COPIES
+) -> CostGraph:
+    """A plan's graph as arrays; training counts backward work, gradients, and optimizer state.
 
-    ``costs`` are of one microbatch; in training each weight counts ``copies`` times.
+    Args:
+        plan: With costs, of one microbatch.
+        order: The schedule, where it is known: what it keeps together is one unit.
+        copies: How often each weight counts in training.
     """
-    known = _known.get(graph.module)
-    if known is None or known[0] is not costs or known[1] != copies:
-        _known[graph.module] = known = costs, copies, _problem(graph, costs, copies)
-    return known[2]
+    assert plan.costs is not None
+    kept, known = keep_together(plan, order), _known.setdefault(plan.graph.module, {})
+    key = (copies, *kept.items())
+    if key not in known or known[key][0] is not plan.costs:
+        known[key] = plan.costs, _problem(plan.graph, plan.costs, copies, kept)
+    return known[key][1]
 
 
-def _problem(graph: Graph, costs: CostTable, copies: float) -> CostGraph:
+def keep_together(plan: Plan, order: Schedule | None) -> dict[tuple[str, ...], str]:
+    """Calls of a plan that one stage must have besides, and why, in words.
+
+    1. What the target cannot compute apart.
+    2. Without a flush, the readers of a weight that is trained: in each of two stages it would
+       change at another time.
+    """
+    found, backend = dict[tuple[str, ...], str](), load_backend(plan.target)
+    for calls in backend.keep_together(plan) if isinstance(backend, Keeps) else ():
+        found[tuple(calls)] = f"the target {plan.target} computes {', '.join(calls)} on one device"
+    if order is None or order.rule.flush or not plan.trains:
+        return found
+    for i, _, readers in list_weights(plan.graph):
+        learns = i.kind is InputKind.PARAMETER and len(readers) > 1
+        if learns and i.node in find_needs(plan.graph):
+            why = f"{order.name} updates each stage at a time of its own, and {len(readers)} calls"
+            found[tuple(readers)] = f"{why}, {readers[0]} to {readers[-1]}, read {i.name}"
+    return found
+
+
+def check_together(plan: Plan) -> None:
+    """See that a cut keeps together what its target cannot compute apart, whoever made it.
+
+    Raises:
+        PartitionError: It does not.
+    """
+    for calls, why in keep_together(plan, plan.schedule).items():
+        if len({plan.home[name] for name in calls}) > 1:
+            raise PartitionError(
+                "the cut parts what must stay in one stage",
+                where=f"target {plan.target}",
+                got=", ".join(f"{name} in stage {plan.home[name]}" for name in calls),
+                want=why,
+                hint="cut elsewhere, or leave the cut to the pass partition",
+            )
+
+
+def _problem(
+    graph: Graph, costs: CostTable, copies: float, kept: Mapping[tuple[str, ...], str]
+) -> CostGraph:
     training = bool(graph.outputs_of(OutputKind.LOSS))
     calls = graph.calls
     at = {n.name: k for k, n in enumerate(calls)}
-    units = placement_units(graph)
-    values = []
+    units = placement_units(graph, kept)
+    values, held = list[Value](), [0.0] * len(calls)
     for n in calls:
         readers = [at[u.name] for u in n.users if u.op == "call_function"]
         size = nbytes(n) if readers else 0
         floating = any(t.is_floating_point() for t in tensors(n))
         gradient = size if training and floating else 0
         values.append(Value(at[n.name], readers, bytes=size, gradient_bytes=gradient))
-    return cost_graph(
+    for _, node, names in list_weights(graph):
+        if names:  # a weight counts at its first reader
+            held[min(at[name] for name in names)] += (copies if training else 1) * nbytes(node)
+    problem = cost_graph(
         [n.name for n in calls],
         {kind: _work(graph, costs, kind, training=training) for kind in costs.seconds},
         values,
-        weight_bytes=_weight_bytes(graph, at, copies if training else 1.0),
+        weight_bytes=held,
         activation_bytes=[costs.nodes[n.name].output_bytes if training else 0 for n in calls],
         group=[units[n.name] for n in calls],
     )
+    return replace(problem, reasons=tuple(kept.values()))
 
 
 def _work(graph: Graph, costs: CostTable, kind: str, *, training: bool) -> FloatArray:
@@ -87,16 +144,19 @@ def share_work(problem: CostGraph, kinds: Sequence[Sequence[str]]) -> tuple[Cost
     return replace(problem, classes=tuple(names), work=np.stack(rows)), found
 
 
-def _weight_bytes(graph: Graph, at: dict[str, int], copies: float) -> list[float]:
-    """Bytes of weights per node; a weight counts at its first reader."""
-    found = [0.0] * len(at)
+def list_weights(graph: Graph) -> list[tuple[GraphInput, fx.Node, list[str]]]:
+    """Every weight with its node and the calls that read it."""
     nodes = graph.nodes
-    for i in graph.inputs:
-        if i.kind.is_weight:
-            readers = [at[u.name] for u in nodes[i.node].users if u.name in at]
-            if readers:
-                found[min(readers)] += copies * nbytes(nodes[i.node])
-    return found
+    found = [(i, nodes[i.node]) for i in graph.inputs if i.kind.is_weight]
+    return [(i, n, [u.name for u in n.users if u.op == "call_function"]) for i, n in found]
+
+
+def find_needs(graph: Graph) -> frozenset[str]:
+    """Nodes whose value needs a gradient (`pipec.autodiff.needs`); none without a loss."""
+    if graph.module not in _needed:
+        trains = bool(graph.outputs_of(OutputKind.LOSS))
+        _needed[graph.module] = needs_grad(graph) if trains else frozenset()
+    return _needed[graph.module]
 
 
 def chain_of(cluster: Cluster, count: int) -> tuple[list[Device], list[Link]]:

@@ -15,6 +15,7 @@ from pipec.options import format_options, parse_one
 from pipec.partition.replicas.plan import ReplicatedStage, plan_replicated
 from pipec.partition.replicas.recurrence import Level
 from pipec.plan.model import Plan
+from pipec.schedule.registry import generate
 
 AUTO = "auto"
 
@@ -46,11 +47,10 @@ def choose_replicas(plan: Plan) -> list[int]:
     Raises:
         PartitionError: The devices are of several kinds, or nothing fits their memory.
     """
-    cluster, costs = plan.cluster, plan.costs
-    assert costs is not None
+    cluster = plan.cluster
     check_alike(cluster, cluster.size)
     rate = flat_rate(cluster, cluster.size)
-    problem = build_problem(plan.graph, costs, copies=1.0)
+    problem = build_problem(plan, generate("pipedream", 1, 1), copies=1.0)
     memory = min(d.memory_bytes for d in cluster.devices)
     flat = plan_replicated(problem, [Level(cluster.size, rate)], memory_bytes=memory)
     found = [stage.replicas for stage in flat.stages]

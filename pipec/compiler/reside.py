@@ -15,7 +15,7 @@ from pipec.autodiff.model import Training
 from pipec.autodiff.recompute import everything
 from pipec.autodiff.rewrite import lineage, offload, reads_trained, recompute_values
 from pipec.compiler.complete import complete, host_channels
-from pipec.compiler.fates import Fates, host_slots
+from pipec.compiler.fates import KEPT, Fates, host_slots
 from pipec.compiler.fit import Apply, Fit, Fitted, PredictedChoice
 from pipec.compiler.refine import Search
 from pipec.compiler.replicate import with_replicas
@@ -72,8 +72,8 @@ def fit_memory(
     Where values are named, these are computed again, or wait in host memory, and no others.
 
     Raises:
-        PassError: A limit cannot be met, values wait in host memory already, forward and backward
-            are cut differently, or a name leaves nothing to choose, or names nothing.
+        PassError: A limit cannot be met, values wait in host memory already or cannot, or a name
+            leaves nothing to choose, or names nothing.
     """
     if plan.slots:
         raise PassError(
@@ -102,9 +102,14 @@ def fit_memory(
     if limit is not None:
         plan = plan.replace(options={**plan.options, LIMIT: float(limit)})
     fit = Fit(plan, schedule, limit, make_applier(plan, schedule), recompute, host)
-    if schedule.placement.separate:
-        _check_apart(schedule, host=host)
-    elif not fit.needed:
+    hosts = any(c.kind is ChannelKind.H for c in schedule.channels)
+    if schedule.placement.separate and host and not hosts:
+        raise PassError(
+            "saved values go straight to the device of the backward; none waits in host memory",
+            got=f"schedule {schedule.name} with {dict(schedule.options)}",
+            hint="pipefb{saved=host}, or insert-recompute",
+        )
+    if not schedule.placement.separate and not fit.needed:
         return plan
     found = best(fit)
     return found.plan.replace(schedule=None if plan.schedule is None else found.schedule)
@@ -200,23 +205,6 @@ def _find_best(fit: Fit) -> PredictedChoice | None:
     return min(fits, key=lambda f: f.timeline.seconds, default=None)
 
 
-def _check_apart(schedule: Schedule, *, host: bool) -> None:
-    place = schedule.placement
-    if len(place.forward) != len(place.backward):
-        raise PassError(
-            "forward and backward are cut differently: what F of one stage saves, B of several "
-            "stages reads, which have no graphs of their own",
-            got=f"{len(place.forward)} forward and {len(place.backward)} backward stages",
-            want="as many",
-        )
-    if host and all(c.kind is not ChannelKind.H for c in schedule.channels):
-        raise PassError(
-            "saved values go straight to the device of the backward; none waits in host memory",
-            got=f"schedule {schedule.name} with {dict(schedule.options)}",
-            hint="pipefb{saved=host}, or insert-recompute",
-        )
-
-
 def make_applier(plan: Plan, schedule: Schedule) -> Apply:
     """What makes the plan with a choice, and its schedule.
 
@@ -266,8 +254,7 @@ def save_to_host(plan: Plan, schedule: Schedule) -> Plan:
         )
     if plan.slots:
         return plan
-    none = Fates(frozenset(), ())
-    return _with(plan, [replace(none, slots=_fill_slots(s, none)) for s in plan.stages])
+    return _with(plan, [replace(KEPT, slots=_fill_slots(s, KEPT)) for s in plan.stages])
 
 
 def _fill_slots(stage: Stage, residency: Fates) -> tuple[tuple[int, tuple[str, ...]], ...]:

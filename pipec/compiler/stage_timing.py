@@ -52,8 +52,7 @@ def device_of(plan: Plan, stage: Stage, *, backward: bool = False) -> Device:
     if len(kinds) == 1 or plan.costs is None:
         return plan.cluster.devices[where[0]]
     names = [n.name for n in lower(stage.graph).calls]
-    trains = bool(plan.graph.outputs_of(OutputKind.LOSS))
-    return kinds[plan.costs.slowest(kinds, names, trains=trains)]
+    return kinds[plan.costs.slowest(kinds, names, trains=plan.trains)]
 
 
 def _stage(plan: Plan, stage: Stage) -> StageTiming:
@@ -61,7 +60,7 @@ def _stage(plan: Plan, stage: Stage) -> StageTiming:
         raise PlanError("stages cannot be timed yet", want="costs and a placement")
     kind, behind = (device_of(plan, stage, backward=b).kind for b in (False, True))
     table, whole = plan.costs.of(kind), find_measured(plan, stage)
-    graph, training = lower(stage.graph).graph, bool(plan.graph.outputs_of(OutputKind.LOSS))
+    graph, training = lower(stage.graph).graph, plan.trains
     seconds = {n: table.get(n.name, 0.0) for n in graph.calls}
     backward = plan.costs.backward_of(behind) if training else {}
     compute, transfers = sum(seconds.values()), _transfers(plan, stage.index)

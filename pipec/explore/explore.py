@@ -10,7 +10,7 @@ from pipec.errors import PartitionError, PipecError
 from pipec.explore.candidate import Candidate, ease_memory, in_parts
 from pipec.explore.make import Maker, passes_of
 from pipec.explore.predict import Prediction, Predictor, fastest_first, not_timed
-from pipec.graph.split_node import is_splittable
+from pipec.passes.split_layer import boundary_layers
 from pipec.plan.model import Plan, Tried
 from pipec.schedule.registry import SYNTHESIZED, plain_name
 
@@ -332,15 +332,9 @@ def split_candidates(maker: Maker, base: Candidate) -> Iterator[Candidate]:
     assert whole.costs is not None
     loads, of = whole.partition.seconds, whole.partition.stage_of
     slow = max(range(len(loads)), key=lambda k: loads[k])
-    layers = [
-        n.name for n in whole.graph.calls if of[n.name] == slow and is_splittable(whole.graph, n)
-    ]
     kind = whole.cluster.devices[slow % whole.cluster.size].kind
     back = whole.costs.backward_of(kind) if maker.trains else {}
-    for neighbour in (slow - 1, slow + 1):
-        if not layers or not 0 <= neighbour < len(loads):
-            continue
-        layer = layers[0] if neighbour < slow else layers[-1]
+    for neighbour, layer in boundary_layers(whole.graph, of, loads).items():
         seconds = whole.costs.of(kind)[layer] + back.get(layer, 0.0)
         part = (loads[slow] - loads[neighbour]) / 2 / seconds if seconds else 0.0
         if LEAST <= part <= 1 - LEAST:

@@ -12,10 +12,12 @@ A *placement unit* is a set of call nodes that no cut may separate:
    of integers stands for: the table is the smaller one; what computes their scale stays there too;
 3. the pieces of one ONNX node stay together (a half cannot be emitted as ONNX);
 4. the readers of a buffer stay with the node that updates it: with a copy of it in each of two
-   stages, the earlier one would go on with a value that the later one has changed.
+   stages, the earlier one would go on with a value that the later one has changed;
+5. what a schedule or a target keeps together (`pipec.compiler.problem`) does.
 """
 
 import operator
+from collections.abc import Iterable, Sequence
 
 from torch import fx
 
@@ -24,8 +26,8 @@ from pipec.graph.quantised import DEQUANTIZE
 from pipec.graph.torch_private import OpOverload, is_view
 
 
-def placement_units(graph: Graph) -> dict[str, int]:
-    """Call node name to the number of its unit; units are numbered by their first nodes."""
+def placement_units(graph: Graph, kept: Iterable[Sequence[str]] = ()) -> dict[str, int]:
+    """Call node name to its unit, numbered by first nodes; each row of ``kept`` is in one, too."""
     parent = {n.name: n.name for n in graph.calls}
 
     def find(name: str) -> str:
@@ -45,6 +47,9 @@ def placement_units(graph: Graph) -> dict[str, int]:
             partners.append(first_of_index.setdefault(index, n.name))
         for partner in partners:
             parent[find(n.name)] = find(partner)
+    for first, *others in kept:
+        for name in others:
+            parent[find(name)] = find(first)
     numbers: dict[str, int] = {}
     return {n.name: numbers.setdefault(find(n.name), len(numbers)) for n in graph.calls}
 

@@ -55,6 +55,7 @@ class CostGraph:
         activation_bytes: Memory of a node per microbatch in flight, [nodes].
         group: Nodes with the same number >= 0 stay together; -1 is free, [nodes].
         backward: Backward nodes follow the forward nodes of their group, [nodes].
+        reasons: Why nodes stay together, in words; for errors.
 
     Raises:
         PartitionError: An array of the wrong length, a negative cost or an index out of range.
@@ -73,6 +74,7 @@ class CostGraph:
     activation_bytes: FloatArray
     group: IntArray
     backward: BoolArray
+    reasons: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.names:

@@ -16,7 +16,7 @@ from time import perf_counter
 import numpy as np
 
 from pipec.cluster.cluster import Link
-from pipec.errors import PartitionError
+from pipec.errors import PartitionError, list_lines
 from pipec.partition.costgraph import CostGraph, FloatArray, IntArray, check_acyclic
 from pipec.partition.devices import Device
 from pipec.partition.fitting import check_runnable, fit_memory, nothing_fits
@@ -92,13 +92,16 @@ def _units(graph: CostGraph, machine: Machine) -> Units:
     return units
 
 
-def too_many_stages(stages: int, units: Units, graph: CostGraph) -> PartitionError:
-    """Says how many stages there can be."""
+def too_many_stages(stages: int, units: Units, graph: CostGraph, parts: int = 1) -> PartitionError:
+    """Says how many stages there can be, each of so many units at least, and what makes units."""
+    fewer = "fewer stages" + ", or fewer parts" * (parts > 1)
     return PartitionError(
         "more stages than placement units",
-        got=f"{stages} stages",
-        want=f"at most {units.size}: {graph.size} nodes form {units.size} units that must not "
-        "be parted",
+        where=list_lines(graph.reasons, 3) or None,
+        got=f"{stages} stages" + f" of {parts} parts" * (parts > 1),
+        want=f"at most {units.size}{' in all' * (parts > 1)}: {graph.size} nodes form {units.size} "
+        "units that must not be parted",
+        hint=fewer + ", or a schedule or target that keeps less together" * bool(graph.reasons),
     )
 
 

@@ -410,11 +410,13 @@ class Plan:
         """A copy with some fields changed (`dataclasses.replace`)."""
         return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
 
-    def find_tied(self) -> dict[str, tuple[int, ...]]:
-        """Weights that more than one stage reads, with these stages."""
+    def find_tied(self, *, trained: bool = False) -> dict[str, tuple[int, ...]]:
+        """Weights that more than one stage reads, with these stages; only those that one trains."""
         readers: dict[str, list[int]] = {}
         for stage in self.stages:
             for i in stage.graph.inputs:
                 if i.kind.is_weight:
                     readers.setdefault(i.name, []).append(stage.index)
-        return {name: tuple(stages) for name, stages in readers.items() if len(stages) > 1}
+        learns = {name for s in self.stages if s.training for name in s.training.trained}
+        known = readers.keys() & learns if trained else readers
+        return {n: tuple(at) for n, at in readers.items() if len(at) > 1 and n in known}

@@ -11,7 +11,7 @@ import torch
 
 from pipec.autodiff.model import Training
 from pipec.errors import PlanError
-from pipec.graph.ir import Graph, InputKind, OutputKind, tensor
+from pipec.graph.ir import Graph, OutputKind, tensor
 from pipec.graph.lower import lower
 from pipec.plan.model import Plan, Stage, ValueChannel
 from pipec.runtime.draws import Draws, number_draws
@@ -135,9 +135,10 @@ class Program:
             schedule,
             stages,
             {c.name: c for c in plan.channels},
-            _find_tied(stages),
+            plan.find_tied(trained=True) if training else {},
         )
-        _check(program)
+        check_paired(schedule)
+        check_shared(plan, schedule)
         return program
 
     def parameters(self, stage: int) -> tuple[str, ...]:
@@ -212,19 +213,6 @@ def _stage(plan: Plan, stage: Stage, draws: Draws, *, training: bool) -> StagePr
     )
 
 
-def _find_tied(stages: tuple[StageProgram, ...]) -> dict[str, tuple[int, ...]]:
-    readers: dict[str, list[int]] = {}
-    for s in stages:
-        for name in s.training.trained if s.training else ():
-            readers.setdefault(name, []).append(s.index)
-    for s in stages:  # a stage that reads a weight but yields no gradient for it must follow too
-        kinds = s.forward.inputs_of(InputKind.PARAMETER)
-        for i in kinds:
-            if i.name in readers and s.index not in readers[i.name]:
-                readers[i.name].append(s.index)
-    return {name: tuple(sorted(found)) for name, found in readers.items() if len(found) > 1}
-
-
 def check_paired(schedule: Schedule) -> None:
     """Refuse a schedule whose backward has other stages than its forward: no plan has both.
 
@@ -241,15 +229,19 @@ def check_paired(schedule: Schedule) -> None:
         )
 
 
-def _check(program: Program) -> None:
-    schedule = program.schedule
-    check_paired(schedule)
-    if program.tied and schedule.training and not program.flush:
-        name, stages = next(iter(program.tied.items()))
-        raise PlanError(
-            "a weight is shared by several stages, which an asynchronous schedule would update "
-            "at different times",
-            where=f"weight {name}, stages {', '.join(map(str, stages))}",
-            got=f"schedule {schedule.name}",
-            hint="use a schedule with a flush, such as 1f1b, or cut so that one stage reads it",
-        )
+def check_shared(plan: Plan, schedule: Schedule) -> None:
+    """Refuse a schedule without a flush where several stages read a weight that is trained.
+
+    Raises:
+        PlanError: It would change in each of them at another time.
+    """
+    for name, stages in plan.find_tied(trained=True).items() if schedule.training else ():
+        if not schedule.rule.flush:
+            raise PlanError(
+                "a weight is shared by several stages, which an asynchronous schedule would update "
+                "at different times",
+                where=f"weight {name}, stages {', '.join(map(str, stages))}",
+                got=f"schedule {schedule.name}",
+                want="one stage that reads it",
+                hint="name the schedule to the pass partition, or one with a flush, such as 1f1b",
+            )

@@ -89,7 +89,7 @@ def search_of(base: Plan, name: str, stages: int, microbatches: int) -> CutSearc
     compute = generate(name, stages, microbatches)
     outline = Outline(base.graph, base.costs, base.cluster, microbatches)
     limits = [d.memory_bytes for d in base.cluster.devices[: compute.devices]]
-    return CutSearch(outline, build_problem(base.graph, base.costs), compute, limits)
+    return CutSearch(outline, build_problem(base), compute, limits)
 
 
 def contiguous(search: CutSearch, stages: int) -> Iterator[np.ndarray]:

@@ -184,10 +184,9 @@ def test_stages_of_one_device_add_up_in_memory() -> None:
             cluster = replace(cluster, devices=devices)
         passes = parse_pipeline("simplify,annotate-cost,partition{schedule=interleaved}")
         plan = run_passes(passes, Plan(mlp(layers=8), cluster))
-        assert plan.costs is not None
         assert plan.partition is not None
         assert plan.placement is not None
-        problem = build_problem(plan.graph, plan.costs)
+        problem = build_problem(plan)
         bytes_ = dict(zip(problem.names, problem.weight_bytes.tolist(), strict=True))
         total = [0.0, 0.0]
         for name, stage in plan.partition.stage_of.items():

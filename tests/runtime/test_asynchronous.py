@@ -302,8 +302,10 @@ def test_a_synchronous_warm_up_is_another_schedule_for_the_first_rounds() -> Non
 def test_weights_shared_between_stages_are_refused_without_a_flush(tmp_path: Path) -> None:
     case = CASES["gpt-2"]
     plan = staged_once(case, seeded(case), 2)
-    order = scheduled(plan, "pipedream", 4)
     told = r"shared by several stages(.|\n)*wte(.|\n)*1f1b"
+    with pytest.raises(PipecError, match=told):
+        scheduled(plan, "pipedream", 4)
+    order = generate("pipedream", 2, 4)
     with pytest.raises(PipecError, match=told):
         LocalPipeline(plan, batches(case, plan.graph), Settings(sgd), schedule=order)
     with pytest.raises(PipecError, match=told):

@@ -1,34 +1,36 @@
 """The joint fold and cut of a plan: a client of `pipec.partition`, which knows no boards."""
 
-import dataclasses
 import itertools
 import time
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-from networkx.utils import UnionFind
+import torch
 from torch import fx
 
 from pipec.backends.fpga.banks import memory_ports
 from pipec.backends.fpga.cutting.chain import Chain, Cut, Order
 from pipec.backends.fpga.demand import Demands, Numbers
 from pipec.backends.fpga.design import Stream
+from pipec.backends.fpga.engines.constants import Constants
 from pipec.backends.fpga.engines.network import MemoryPorts, Network
 from pipec.backends.fpga.engines.view import standard_order
 from pipec.backends.fpga.folding import wire_lanes
 from pipec.backends.fpga.links import Frame, link_cycles
 from pipec.backends.fpga.lowering.lower import lower
+from pipec.backends.fpga.lowering.norms import response_of
 from pipec.backends.fpga.memory import interface
 from pipec.backends.fpga.search import Board, port_kernels
 from pipec.cluster.cluster import Link, slowest_link
 from pipec.compiler.problem import build_problem
-from pipec.cost.table import CostTable
 from pipec.graph.ir import Graph, tensors
 from pipec.graph.quantised import DEQUANTIZE, QUANTIZE
+from pipec.graph.written import ancestors
 from pipec.partition.costgraph import CostGraph
 from pipec.partition.orders.linear import generate_orders
 from pipec.partition.result import CutResult, make_result
 from pipec.partition.units import Units, make_units
+from pipec.plan.model import Plan
 
 METHOD = "fold and cut: bisection over the interval, boards reach as far as they can"
 """How a `CutResult` says that it is from here."""
@@ -47,8 +49,7 @@ def interval_bound(network: Network, boards: Sequence[Board]) -> float:
 
 
 def joint_cut(
-    graph: Graph,
-    costs: CostTable,
+    plan: Plan,
     boards: Sequence[Board],
     links: Sequence[Link],
     *,
@@ -57,8 +58,7 @@ def joint_cut(
     """Cut a model over boards such that the slowest board, folded up to its budget, is fastest.
 
     Args:
-        graph: The whole model, for inference.
-        costs: Per node cost, for the linear orders and the memory of DDR.
+        plan: A model for inference; with costs, for the linear orders and the memory of DDR.
         boards: One per stage.
         links: Behind each board but the last; of boards in any order, as slow as any of them.
         free_order: Boards may be put into another order.
@@ -70,9 +70,8 @@ def joint_cut(
         BackendError: An op has no engine.
     """
     began = time.perf_counter()
-    precision = boards[0].precision
-    problem = build_problem(graph, costs)
-    problem = _with_whole_formats(problem, graph) if precision == "int8" else problem
+    graph, precision = plan.graph, boards[0].precision
+    problem = build_problem(plan)
     units = make_units(problem, problem.bytes[None])
     if units.size < len(boards):
         return None
@@ -115,29 +114,32 @@ def _frame(graph: Graph, node: str, precision: str) -> Frame:
     return Frame.of(Stream(node, rows, channels, lanes, dtype))
 
 
-def _with_whole_formats(problem: CostGraph, graph: Graph) -> CostGraph:
-    """The problem with each ``quantize`` in one group with what it rounds and what reads it.
+def keep_together(graph: Graph, precision: str) -> Iterator[list[str]]:
+    """Names of calls of a model that one board computes, a row for each such board.
 
-    On a board they are one engine, which writes the integers; no other integers cross a link.
+    Truth values, which no stream carries, with what chooses by them; a constant with its only
+    reader; the steps of a local response normalisation, which are one engine; in int8 what a
+    ``quantize`` rounds, and what reads it, as no other integers cross a link.
     """
-    group = dict(zip(problem.names, problem.group.tolist(), strict=True))
-    whole: UnionFind[int] = UnionFind(problem.group.tolist())
+    constants = Constants(graph)
     for node in graph.calls:
-        if node.target is QUANTIZE:
-            inside = [node, *node.users, *_walk_rounded(node)]
-            whole.union(*(group[n.name] for n in inside if n.name in group))
-    return dataclasses.replace(problem, group=np.array([whole[group[n]] for n in problem.names]))
+        row = {node}
+        if (node in constants and len(node.users) == 1) or tensors(node)[0].dtype is torch.bool:
+            row |= {*node.users}
+        if (found := response_of(node)) is not None:
+            row |= ancestors([node]) - ancestors([found.bound["x"]])
+        if node.target is QUANTIZE and precision == "int8":
+            row |= {*node.users} | _list_rounded(node.all_input_nodes[0])
+        if len(names := [n.name for n in graph.calls if n in row]) > 1:
+            yield names
 
 
-def _walk_rounded(node: fx.Node) -> Iterator[fx.Node]:
+def _list_rounded(node: fx.Node) -> set[fx.Node]:
     """The layer whose results a ``quantize`` rounds, and what is done to each result alone."""
-    while True:
-        node = node.all_input_nodes[0]
-        if node.op != "call_function" or node.target is DEQUANTIZE:
-            return
-        yield node
-        if len(node.all_input_nodes) != 1:
-            return
+    if node.op != "call_function" or node.target is DEQUANTIZE:
+        return set()
+    inputs = node.all_input_nodes
+    return {node} | (_list_rounded(inputs[0]) if len(inputs) == 1 else set())
 
 
 def live_values(problem: CostGraph, units: Units, order: Order) -> list[list[int]]:

@@ -31,7 +31,7 @@ from msgspec import to_builtins
 from pipec.backends.fpga import audit
 from pipec.backends.fpga.cpp import identifier
 from pipec.backends.fpga.design import StageDesign
-from pipec.backends.fpga.designs import device_of, folders_of
+from pipec.backends.fpga.designs import folders_of
 from pipec.backends.fpga.emit.link import (
     Connections,
     Site,
@@ -50,6 +50,7 @@ from pipec.backends.fpga.training.stage import TrainedStage, make_stages
 from pipec.backends.fpga.training.update import ROW, Sgd, put_tokens, set_rates
 from pipec.backends.fpga.wire import ports_of, wires_of
 from pipec.cluster.device import FpgaResources
+from pipec.compiler.stage_timing import device_of
 from pipec.errors import BackendError
 from pipec.graph.ir import Graph, OutputKind
 from pipec.plan.model import Plan
@@ -150,7 +151,7 @@ def emit_training(plan: Plan, directory: Path) -> None:
                 want=f"at most {stage.sets}",
                 hint="--schedule 1f1b-as or fbp-as",
             )
-        fabric = device_of(plan, k).fpga
+        fabric = device_of(plan, plan.stages[k]).fpga
         emit_stage(stage, folders[k], golden[k], plan.graph.weights, sgd, fabric)
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from pipec.backends.fpga.banks import with_slots
 from pipec.backends.fpga.design import StageDesign
-from pipec.backends.fpga.designs import board_of, cache_last, device_of, link_behind, types_of
+from pipec.backends.fpga.designs import board_of, cache_last, link_behind, types_of
 from pipec.backends.fpga.engines.network import Network
 from pipec.backends.fpga.engines.parts import Memory
 from pipec.backends.fpga.memory import allocate, interface, items_of
@@ -16,6 +16,7 @@ from pipec.backends.fpga.training.movers import SUMS, with_movers
 from pipec.backends.fpga.training.phases import Phases, gradient_name, phases_of
 from pipec.backends.fpga.training.update import ROW, UPDATED, Slice, layout, update_kernel
 from pipec.cluster.device import Device
+from pipec.compiler.stage_timing import device_of
 from pipec.errors import BackendError, PlanError
 from pipec.graph.ir import OutputKind
 from pipec.plan.model import Plan, StageTiming
@@ -116,7 +117,7 @@ def training_timing(plan: Plan) -> tuple[StageTiming, ...]:
 
 
 def _timing(plan: Plan, k: int, stage: TrainedStage) -> StageTiming:
-    device, kernels = device_of(plan, k), stage.kernels
+    device, kernels = device_of(plan, plan.stages[k]), stage.kernels
     forward, backward = (
         stage_timing(
             dataclasses.replace(

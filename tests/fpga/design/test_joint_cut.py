@@ -80,9 +80,8 @@ def cut_of(
     plan: Plan, links: float = 11e9, *, latency: float = 0.0, free: bool = False
 ) -> CutResult:
     boards = [Board(d) for d in plan.cluster.devices]
-    assert plan.costs is not None
     joints = [Link(links, latency)] * (len(boards) - 1)
-    found = joint_cut(plan.graph, plan.costs, boards, joints, free_order=free)
+    found = joint_cut(plan, boards, joints, free_order=free)
     assert found is not None
     return found
 

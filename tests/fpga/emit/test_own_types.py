@@ -139,8 +139,7 @@ def test_a_slow_link_is_cut_by_the_types_that_cross_it() -> None:
     ):
         plan = make_plan(graph, parse_cluster("2xvcu118"), "fpga")
         boards = [Board(d, precision, own=own) for d in plan.cluster.devices]
-        assert plan.costs is not None
-        cut = joint_cut(graph, plan.costs, boards, [Link(1e5, 0.0)])
+        cut = joint_cut(plan, boards, [Link(1e5, 0.0)])
         assert cut is not None
         seconds.append(cut.max_load)
     assert seconds[0] == seconds[1] < seconds[2]

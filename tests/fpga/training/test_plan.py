@@ -20,7 +20,6 @@ from pipec.backends.fpga import audit
 from pipec.backends.fpga.backend import FpgaBackend
 from pipec.backends.fpga.csim.run import check_timing, load_stages
 from pipec.backends.fpga.design import Stream
-from pipec.backends.fpga.designs import device_of
 from pipec.backends.fpga.engines.base import busy_cycles
 from pipec.backends.fpga.engines.mover import Accumulate, Mover
 from pipec.backends.fpga.engines.parts import Memory, Resources
@@ -39,6 +38,7 @@ from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.backend import load_backend
 from pipec.compiler.driver import default_passes, emit, make_plan
 from pipec.compiler.facts import plan_facts
+from pipec.compiler.stage_timing import device_of
 from pipec.compiler.verify_training import gradients_of
 from pipec.errors import BackendError
 from pipec.graph.ir import Graph, InputKind, tensor
@@ -306,7 +306,7 @@ def test_kernels_share_the_board() -> None:
         assert stage.update is not None
         assert stage.kernels.saved is not None
         used = used + stage.update.resources + stage.kernels.saved.resources
-        assert within(used, Board(device_of(plan, 0)).limits)
+        assert within(used, Board(device_of(plan, plan.stages[0])).limits)
         assert stage.kernels.interval >= max(stage.kernels.F.interval, stage.kernels.B.interval)
 
 
