@@ -7,7 +7,7 @@ from functools import partial
 from itertools import pairwise
 from math import inf, lcm
 from time import perf_counter
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -69,6 +69,8 @@ class PartitionPass(Pass):
         order: Whether devices keep their ``fixed`` order.
         activations: Whether what a microbatch saves counts against the memory; not where a later
             pass moves or recomputes what does not fit.
+        state: Whether the optimizer's state counts while no stage steps.
+        freed: Which of these two later passes free; they count as long as a cut fits with them.
         layout: Layers of every stage as another runtime writes them (`pipec.compiler.layers`),
             instead of the best cut; its bound is still that of the best cut.
     """
@@ -81,6 +83,8 @@ class PartitionPass(Pass):
     microbatches: int = 8
     order: Literal["fixed", "free"] = "fixed"
     activations: bool = True
+    state: bool = True
+    freed: Sequence[str] = ()
     layout: str = ""
 
     def run(self, plan: Plan) -> Plan:
@@ -90,7 +94,14 @@ class PartitionPass(Pass):
         if named != self:
             return named.run(plan)
         task = place, problem, _ = self._read(plan)
-        if found := self._search(plan, *task):
+        try:
+            found = self._search(plan, *task)
+        except PartitionError:
+            if not self.freed:
+                raise
+            free: dict[str, Any] = dict.fromkeys(self.freed, False)
+            return replace(self, freed=(), **free).run(plan)
+        if found:
             cluster, partition = found.cluster, _of_step(plan.graph, found.cut, found.compute)
         else:
             cut = self._cut(plan, place, problem)
@@ -168,7 +179,7 @@ class PartitionPass(Pass):
         if self.order == "free":
             cluster = cluster.reorder(self._cut(plan, place, problem).device_order)
         outline = Outline(plan.graph, plan.costs, cluster, self.microbatches,
-                          activations=self.activations, counted=counted)  # fmt: skip
+                          activations=self.activations, state=self.state, counted=counted)  # fmt: skip
         limits = [d.memory_bytes for d in cluster.devices[: place.devices]]
         found, refused = list[tuple[Cut, Schedule]](), list[PartitionError]()
         for compute in orders:

@@ -15,11 +15,7 @@ from pipec.graph.structure import structural_key
 
 
 def differentiate(
-    model: Graph,
-    stages: Sequence[Graph],
-    *,
-    recompute: Recompute = views,
-    portable: bool = False,
+    model: Graph, stages: Sequence[Graph], *, recompute: Recompute = views, portable: bool = False
 ) -> list[Training]:
     """The training graphs of every stage.
 

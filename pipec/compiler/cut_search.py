@@ -371,19 +371,19 @@ class CutSearch:
         """
         if self._place.separate:
             return np.zeros(len(cuts))
-        held, full = np.zeros((2, len(cuts), len(self.limits)))
+        held = np.zeros((len(cuts), len(self.limits)))
         each, homes = np.ones((self._stages, 1)), self._place.forward
         weights, saved, trained = (stage_sums(cuts, each * row) for row in self._bytes)
         alike = [(limit, *(d in at for at in homes)) for d, limit in enumerate(self.limits)]
+        copies = OPTIMIZER_COPIES * self.outline.state
         for s, devices in enumerate(homes):
-            part = OPTIMIZER_COPIES * (len({alike[d] for d in devices}) == 1) / len(devices)
+            part = copies * (len({alike[d] for d in devices}) == 1) / len(devices)
             for d in devices:
                 held[:, d] += weights[:, s] + part * trained[:, s]
         for d, most in enumerate(list_fullest(self.compute)):
-            moments = saved @ most[:, 0].T + trained @ most[:, 1].T
-            full[:, d] = moments.max(axis=1, initial=0)
+            held[:, d] += (saved @ most[:, 0].T + trained @ most[:, 1].T).max(axis=1, initial=0)
         limits = np.maximum(np.array(self.limits) * (1 + 1e-9), 1e-9)
-        return np.asarray(((held + full) / limits).max(axis=1), np.float64)
+        return np.asarray((held / limits).max(axis=1), np.float64)
 
     @cached_property
     def _bytes(self) -> FloatArray:

@@ -41,10 +41,12 @@ def default_passes(
     named = f"generator={'1f1b' if schedule == 'fastest' else schedule} {count}"
     again = f"insert-recompute{{values={','.join(recompute)} {named}}}," if recompute else ""
     leave = [f"values={','.join(offload)}"] * bool(offload) + ["optimizer=true"] * offload_optimizer
+    freed = ["activations"] * bool(recompute or offload) + ["state"] * offload_optimizer
+    later = f" freed={','.join(freed)}" if freed else ""
     memory = again + (f"insert-offload{{{' '.join(leave)} {named}}}," if leave else "")
     return parse_pipeline(
         f"simplify,annotate-cost,partition{{stages={str(stages).lower()} schedule={schedule} "
-        f"{count}}},insert-comm,differentiate,time-stages,{memory}"
+        f"{count}{later}}},insert-comm,differentiate,time-stages,{memory}"
         f"schedule{{generator={schedule} {count}}},simulate"
     )
 

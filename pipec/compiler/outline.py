@@ -68,7 +68,8 @@ class Outline:
         cluster: The devices.
         microbatches: Number of them in one step: no more are in flight.
         activations: Whether what the backward needs counts; not where a later pass moves it.
-        counted: Whether it counts where there is room for all of it, too.
+        state: Whether the optimizer's state counts while no stage steps.
+        counted: Whether what the backward needs counts where there is room for all of it, too.
     """
 
     graph: Graph
@@ -76,6 +77,7 @@ class Outline:
     cluster: Cluster
     microbatches: int
     activations: bool = True
+    state: bool = True
     counted: bool = False
 
     @cached_property
@@ -214,7 +216,7 @@ class Outline:
         seconds, backward = self.costs.of(kind), self.costs.backward_of(behind)
         took = sum(backward.get(n, 0.0) for n in row)
         device = next(d for d in self.cluster.devices if d.kind == behind)
-        update = update_cost(device, sum(trained))
+        update, state = update_cost(device, sum(trained)), int(OPTIMIZER_COPIES * sum(trained))
         cost = StageCost(
             sum(seconds.get(n, 0.0) for n in row),
             B=took,
@@ -223,7 +225,8 @@ class Outline:
             accumulate=update.accumulate,
             step=update.step,
             step_copied=update.step,
-            optimizer_bytes=int(OPTIMIZER_COPIES * sum(trained)),
+            optimizer_bytes=state * self.state,
+            workspace={} if self.state else {"STEP": state},
         )
         names = frozenset(row)
         return StageFacts(

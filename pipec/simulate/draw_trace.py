@@ -39,10 +39,7 @@ def lane_names(lanes: Lanes) -> list[Event]:
     return [
         {"name": kind, "ph": "M", "pid": lane.device, "tid": number, "args": {"name": name}}
         for number, lane in enumerate(lanes.names)
-        for kind, name in (
-            ("process_name", f"device {lane.device}"),
-            ("thread_name", lane.name),
-        )
+        for kind, name in (("process_name", f"device {lane.device}"), ("thread_name", lane.name))
     ]
 
 

@@ -4,6 +4,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -391,6 +392,36 @@ def test_little_is_predicted_that_does_not_fit(name: str, monkeypatch: pytest.Mo
     search = search_of(base.replace(cluster=tight(base.cluster, limit)), name, 4, 4)
     best = min(t.seconds for t in known if max(t.peak_bytes) <= limit)
     assert search.find_best(list).timeline.seconds == pytest.approx(best, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("asked", "width", "batch"),
+    [
+        ({"recompute": ["*"]}, 64, 1024), ({"offload": ["*"]}, 64, 1024),
+        ({"offload_optimizer": True}, 512, 256),
+    ],
+)  # fmt: skip
+def test_what_is_asked_to_leave_makes_room(asked: dict[str, Any], width: int, batch: int) -> None:
+    """Where no cut fits with all that is saved, that is what recompute and offload are for."""
+    layers = [m for _ in range(4) for m in (nn.Linear(width, width), nn.Tanh())]
+    loss, source = Loss(lambda y: y.square().mean()), Source("memory", "net")
+    graph = trace(nn.Sequential(*layers), (torch.zeros(batch, width),), loss=loss, source=source)
+    roomy = parse_cluster("2xv100")
+    told: dict[str, Any] = {"schedule": "gpipe", "microbatches": 4}
+    plain, eased = (
+        make_plan(graph, roomy, passes=default_passes(**told, **more)) for more in ({}, asked)
+    )
+    assert plain.timeline
+    assert eased.timeline
+    need = max(eased.timeline.peak_bytes)
+    if "offload_optimizer" in asked:  # the plan that has room hides copies
+        need = 0.8 * max(plain.timeline.peak_bytes)
+    assert need < max(plain.timeline.peak_bytes)
+    limited = make_plan(graph, tight(roomy, need), passes=default_passes(**told, **asked))
+    assert limited.timeline
+    assert max(limited.timeline.peak_bytes) <= need
+    with pytest.raises(PartitionError, match="fits the memory"):
+        make_plan(graph, tight(roomy, need), passes=default_passes(**told))
 
 
 @pytest.mark.parametrize(("name", "batch"), [("gpipe", 64), ("1f1b{replicas=4}", 4)])

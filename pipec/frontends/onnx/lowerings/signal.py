@@ -36,11 +36,7 @@ def dft(ctx: Context, x: Tensor, length: Array | None = None, axis: Array | None
 
 @lowering("STFT", known=(1, 3))
 def stft(
-    ctx: Context,
-    x: Tensor,
-    step: Array,
-    window: Tensor | None = None,
-    length: Array | None = None,
+    ctx: Context, x: Tensor, step: Array, window: Tensor | None = None, length: Array | None = None
 ) -> Result:
     """Transforms of overlapping frames; one-sided for real signals by default."""
     if length is None and window is None:
