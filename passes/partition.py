@@ -178,8 +178,8 @@ class PartitionPass(Pass):
         assert plan.costs is not None
         if self.order == "free":
             cluster = cluster.reorder(self._cut(plan, place, problem).device_order)
-        outline = Outline(plan.graph, plan.costs, cluster, self.microbatches,
-                          activations=self.activations, state=self.state, counted=counted)  # fmt: skip
+        given = self.microbatches, self.activations, self.state, counted
+        outline = Outline(plan.graph, plan.costs, cluster, *given)
         limits = [d.memory_bytes for d in cluster.devices[: place.devices]]
         found, refused = list[tuple[Cut, Schedule]](), list[PartitionError]()
         for compute in orders:

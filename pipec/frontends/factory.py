@@ -120,10 +120,7 @@ def as_loss(loss: object, where: str) -> Loss:
     tensors = tensors if isinstance(tensors, list | tuple) else [tensors]
     if not callable(fn) or not all(t is None or isinstance(t, Tensor) for t in tensors):
         raise FrontendError(
-            "the loss cannot be used",
-            where=where,
-            got=type(loss).__name__,
-            want=_LOSS,
+            "the loss cannot be used", where=where, got=type(loss).__name__, want=_LOSS
         )
     return Loss(fn, target)
 

@@ -31,10 +31,7 @@ class StageRunner:
     """
 
     def __init__(
-        self,
-        program: StageProgram,
-        compiled: Compile | None = None,
-        device: torch.device = _CPU,
+        self, program: StageProgram, compiled: Compile | None = None, device: torch.device = _CPU
     ) -> None:
         self.program, self._device = program, device
         self.saved: dict[int, Tensors] = {}
