@@ -297,7 +297,7 @@ class FpgaBackend(Backend):
     def cut(self, plan: Plan, count: int, *, free_order: bool) -> CutResult | None:
         """Fold and cut jointly, unless costs were measured or the graph is one of training."""
         devices, costs = plan.cluster.devices[:count], plan.costs
-        if costs is None or plan.graph.outputs_of(OutputKind.LOSS):
+        if costs is None or plan.trains:
             return None
         if any(costs.method.get(d.kind) != FpgaCost.name for d in devices):
             return None

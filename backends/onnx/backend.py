@@ -27,7 +27,7 @@ from pipec.frontends.onnx.frontend import session
 from pipec.graph.arrays import ONNX_TYPES, to_array
 from pipec.graph.axes import Axes, reason
 from pipec.graph.eager import EAGER
-from pipec.graph.ir import Graph, InputKind, OutputKind, origin, tensor, tensors
+from pipec.graph.ir import Graph, InputKind, origin, tensor, tensors
 from pipec.graph.lower import lower
 from pipec.graph.opaque import engine_errors, lacks_kernel, ort_session, ort_type, run_session
 from pipec.graph.quantised import QUANTISED
@@ -60,7 +60,7 @@ class OnnxBackend(Backend):
             BackendError: The model trains, has no weight data, or holds ops of other packages or
                 values of types that onnxruntime does not take where a stage begins or ends.
         """
-        if plan.graph.outputs_of(OutputKind.LOSS):
+        if plan.trains:
             raise BackendError(
                 "ONNX stages are for inference",
                 got="a model with a loss",

@@ -23,7 +23,7 @@ from pipec.compiler.stage_timing import sum_stage_times
 from pipec.errors import BackendError, first_line, list_lines
 from pipec.graph.axes import Axes
 from pipec.graph.eager import eager_parts
-from pipec.graph.ir import Graph, InputKind, OutputKind, origin, tensor
+from pipec.graph.ir import Graph, InputKind, origin, tensor
 from pipec.graph.lower import lower
 from pipec.graph.open_sizes import resize_graph
 from pipec.graph.quantised import QUANTISED
@@ -76,7 +76,7 @@ class TorchBackend(Backend):
         if plan.schedule is not None and plan.schedule.training:
             Program.of(plan)
         flat = [n for n in plan.graph.calls if n.target in QUANTISED or str(n.target) == _OPAQUE]
-        if flat and plan.graph.outputs_of(OutputKind.LOSS):
+        if flat and plan.trains:
             raise BackendError(
                 "quantised ONNX nodes, and those without a torch lowering, have no gradient",
                 got=list_lines([f"{n.name}: {origin(n)}" for n in flat]),

@@ -3,18 +3,19 @@
 Where the table knows the whole stage (``pipec profile DIRECTORY``), that counts; else its nodes.
 """
 
+import operator
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from torch import fx
 
+from pipec.autodiff.recompute import views
 from pipec.cluster.device import Device
 from pipec.cost.stage import StageCost
 from pipec.errors import PlanError
 from pipec.graph.ir import Graph, InputKind, OutputKind, nbytes
 from pipec.graph.lower import lower
-from pipec.graph.torch_private import OpOverload, is_view
 from pipec.plan.model import Plan, Stage, StageTiming
 
 
@@ -131,9 +132,8 @@ class Life(NamedTuple):
 
 def life(node: fx.Node, kernel: int = 0) -> Life:
     """See `Life`."""
-    item = _is_item(node)
-    reads = tuple(read.name for read in node.all_input_nodes)
-    shows = _is_view(node) and not item
+    shows, reads = views(node), tuple(read.name for read in node.all_input_nodes)
+    item = node.target is operator.getitem and not shows
     return Life(node.name, reads, shows, item, own_bytes(node), nbytes(node) if item else 0, kernel)
 
 
@@ -187,18 +187,7 @@ def holder(node: fx.Node) -> fx.Node:
 
 
 def _is_view(node: fx.Node) -> bool:
-    if getattr(node.target, "__name__", "") == "getitem":
-        return True
-    return isinstance(node.target, OpOverload) and is_view(node.target)
-
-
-def _is_item(node: fx.Node) -> bool:
-    """Whether it is one of the tensors that an op makes, and no view of another."""
-    return (
-        getattr(node.target, "__name__", "") == "getitem"
-        and node.all_input_nodes[0].op == "call_function"
-        and not _is_view(node.all_input_nodes[0])
-    )
+    return node.target is operator.getitem or views(node)
 
 
 def own_bytes(node: fx.Node) -> int:
