@@ -122,8 +122,15 @@ def test_an_exploration_of_schedules_without_a_flush_parts_no_shared_weight() ->
 
 
 @pytest.mark.parametrize("parts", [2, 3])
-def test_every_part_of_a_stage_has_a_unit(parts: int) -> None:
-    """The fastest cut for whole stages leaves the heavy call alone; the one for parts does not."""
+@pytest.mark.parametrize("counted", [1, 30_000_000])
+def test_every_part_of_a_stage_has_a_unit(
+    parts: int, counted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fastest cut for whole stages leaves the heavy call alone; the one for parts does not.
+
+    Where all cuts are looked at, and where boundaries are moved.
+    """
+    monkeypatch.setattr("pipec.compiler.cut_search.COUNTED", counted)
     layers = [m for _ in range(4) for m in (nn.Linear(WIDTH, WIDTH), nn.Tanh())]
     base = costed(traced(nn.Sequential(*layers)), parse_cluster("3xv100"))
     assert base.costs
