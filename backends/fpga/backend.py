@@ -33,7 +33,7 @@ from pipec.backends.fpga.training.stage import training_designs, training_timing
 from pipec.backends.fpga.vitis import add_reports
 from pipec.cluster.cluster import Cluster
 from pipec.compiler.backend import Backend, Emitted
-from pipec.compiler.comparison import Allowed, Comparison, compare
+from pipec.compiler.comparison import SAME_KERNELS, Allowed, Comparison, compare, rounding_tolerance
 from pipec.compiler.cycles import StageCycles, TimedCheck
 from pipec.compiler.declared import Options, option
 from pipec.compiler.inputs import KINDS, draw
@@ -140,7 +140,8 @@ class FpgaBackend(Backend):
         """
         folders = folders_of(plan, directory)
         if plan.trains:
-            return Emitted(load_training(folders), MINIMUM)
+            rounding = rounding_tolerance(plan.graph, SAME_KERNELS)
+            return Emitted(load_training(folders), max(MINIMUM, rounding))
         tolerance, bounds = _read_tolerances(plan, folders)
         stages = load_stages(folders)
         for folder in folders:

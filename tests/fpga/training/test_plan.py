@@ -41,7 +41,8 @@ from pipec.compiler.facts import plan_facts
 from pipec.compiler.stage_timing import device_of
 from pipec.compiler.verify_training import gradients_of
 from pipec.errors import BackendError
-from pipec.graph.ir import Graph, InputKind, tensor
+from pipec.frontends.trace import Loss, trace
+from pipec.graph.ir import Graph, InputKind, Source, tensor
 from pipec.plan.model import Plan
 from pipec.plan.store import load_plan
 from pipec.schedule.action import ActionKind
@@ -104,6 +105,28 @@ def test_emitted_stages_train_as_autograd_and_sgd_do(schedule: str, tmp_path: Pa
     wrong = [dataclasses.replace(r, backward_kernel=runners[0].backward_kernel) for r in runners]
     with pytest.raises((BackendError, KeyError)):
         compare_emitted(stored, plan.graph, inputs, 1e-5, 0, wrong)
+
+
+@pytest.mark.parametrize("own", [torch.float16, torch.bfloat16])
+def test_models_in_16_bits_are_judged_by_their_rounding(own: torch.dtype, tmp_path: Path) -> None:
+    """Boards train in float32; a rate that is half as high again is seen all the same."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)).to(own)
+    x, loss = torch.randn(4, 8, dtype=own), Loss(functional.mse_loss, torch.randn(4, 4, dtype=own))
+    graph = trace(model, (x,), loss=loss, source=Source("memory", ""))
+    passes = default_passes(schedule="1f1b-as", microbatches=3)
+    plan = make_plan(graph, parse_cluster("1xvcu118"), "fpga", passes=passes)
+    emit(plan, tmp_path / "out")
+    stored = load_plan(tmp_path / "out")
+    emitted = load_backend("fpga").load(stored, tmp_path / "out")
+    runners = [r for r in emitted.stages if isinstance(r, TrainedRunner)]
+    for rate, ok in (1.0, True), (1.5, False):
+        for r in runners:
+            update = {**r.record.update, "rate": rate * r.record.update["rate"]}
+            r.record = structs.replace(r.record, update=update)
+        inputs = [{n: t.to(own) for n, t in each.items()} for each in batches(graph, 3)]
+        found = compare_emitted(stored, graph, inputs, emitted.tolerance, 0, runners)
+        assert all(c.ok for c in found) is ok
 
 
 def test_boards_train_on_with_reloaded_tables(tmp_path: Path) -> None:
