@@ -5,10 +5,12 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import CodeType, FrameType
+from types import FrameType
 
 _WEAK = ("weak.py", "weakref.py", "_weakrefset.py")
 """Files of torch and Python whose functions are called when an object that they watch goes."""
+_CALLED_BACK = ("__torch_dispatch__", "__del__")
+"""Functions that torch's C++ calls, or the end of an object."""
 AGAIN = 0.005
 """Seconds after which a signal is tried again that came at a wrong moment."""
 
@@ -34,16 +36,12 @@ def interrupt(number: int, frame: FrameType | None) -> None:
     """
     del number
     at = frame
-    while at is not None and not _is_uninterruptible(at.f_code):
+    while at is not None and at.f_code.co_name not in _CALLED_BACK:
+        if Path(at.f_code.co_filename).name in _WEAK:
+            break
         at = at.f_back
     if at is not None and signal.getsignal(signal.SIGALRM) in (signal.SIG_DFL, interrupt):
         signal.signal(signal.SIGALRM, interrupt)
         signal.setitimer(signal.ITIMER_REAL, AGAIN)
         return
     raise KeyboardInterrupt
-
-
-def _is_uninterruptible(code: CodeType) -> bool:
-    """Whether torch's C++ has called this function, or the end of an object has."""
-    ends = code.co_name == "__del__" or Path(code.co_filename).name in _WEAK
-    return ends or code.co_name == "__torch_dispatch__"

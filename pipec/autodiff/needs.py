@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import fx, nn
 
 from pipec.autodiff.fakes import fake_inputs, tracing
 from pipec.errors import GraphError
@@ -13,12 +13,9 @@ from pipec.graph.ir import Graph, InputKind, origin
 def trainable(graph: Graph) -> frozenset[str]:
     """Names of the parameters that are trained: real or complex, not ``requires_grad=False``."""
     parameters = graph.inputs_of(InputKind.PARAMETER)
-    return frozenset(i.name for i in parameters if _learns(graph.weights[i.name]))
-
-
-def _learns(weight: Tensor) -> bool:
-    trained = weight.requires_grad or not isinstance(weight, nn.Parameter)
-    return trained and (weight.is_floating_point() or weight.is_complex())
+    weights = [(i.name, graph.weights[i.name]) for i in parameters]
+    real = [(n, w) for n, w in weights if w.is_floating_point() or w.is_complex()]
+    return frozenset(n for n, w in real if w.requires_grad or not isinstance(w, nn.Parameter))
 
 
 def needs_grad(graph: Graph) -> frozenset[str]:

@@ -214,8 +214,10 @@ def _measure(
     loaded = reload(plan.graph.source, trust=given["trust"])
     first = not dist.is_initialized() or dist.get_rank() == 0
     target = load_backend(plan.target)
-    nodes = _nodes(target, given["costs"], loaded, kind, how) if first else None
     inputs: Mapping[str, torch.Tensor] = loaded.example_inputs
+    nodes = load_costs(given["costs"], loaded.graph) if first and given["costs"] else None
+    if first and nodes is None:
+        nodes = node_costs(target, loaded.graph, inputs, kind, how)
     settings = Settings(optimizer_from_text(given["optimizer"]))
     if isinstance(target, Profiles):
         compute = device_of(local_device(given["device"]))
@@ -230,14 +232,6 @@ def _measure(
         _tell(plan, found, as_json=given["as_json"])
         text = f"wrote {given['output']}, times for devices of kind {kind}"
         click.echo(text, err=given["as_json"])
-
-
-def _nodes(
-    target: object, costs: Path | None, loaded: Loaded, kind: str, how: Measuring
-) -> CostTable:
-    if costs is not None:
-        return load_costs(costs, loaded.graph)
-    return node_costs(target, loaded.graph, loaded.example_inputs, kind, how)
 
 
 def _tell(plan: Plan, found: Profile, *, as_json: bool) -> None:

@@ -1,8 +1,9 @@
 """One way to lay a model over a cluster, and all of them that are worth a prediction."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, combinations, permutations, product
+from itertools import combinations, permutations, product
+from math import perm
 
 from pipec.cluster.cluster import Cluster
 from pipec.errors import PartitionError
@@ -28,6 +29,10 @@ MOST_KINDS = 4
 """Most kinds of devices that are put in every order."""
 SHORT = 3
 """Devices in use up to which their kinds may alternate."""
+MOST_SEQUENCES, MOST_LINKED = 120, 12
+"""Most sequences of devices with unlike links that are all tried; most devices to begin from."""
+_PAYLOAD = 2**20
+"""Bytes by which links are compared."""
 
 
 @dataclass(frozen=True, order=True)
@@ -199,27 +204,56 @@ def list_device_orders(cluster: Cluster, used: int) -> list[tuple[int, ...]]:
     """Orders of the devices that are tried where the first ``used`` of them are.
 
     Up to `SHORT` of them every sequence of kinds, so that none depends on how they are listed; of
-    more, whole kinds of devices one behind the other. Where links are unlike the order that is
-    listed means something and is tried first.
+    more, whole kinds of devices one behind the other. Where links are unlike it is every sequence
+    of devices, or from each of them on the one with the fastest link; the order that is listed is
+    tried first. Sequences with the same kinds and links are one.
 
     Returns:
         Indices of the devices; empty for the order that is listed.
     """
-    listed = tuple(range(cluster.size))
-    kinds = sorted({d.kind for d in cluster.devices})
-    if len(kinds) == 1 or cluster.levels:
+    unlike = _has_unlike_links(cluster)
+    listed, kinds = tuple(range(cluster.size)), [d.kind for d in cluster.devices]
+    of = {kind: [k for k in listed if kinds[k] == kind] for kind in sorted(set(kinds))}
+    if cluster.levels or (len(of) == 1 and not unlike):
         return [()]
-    found = [listed] if _has_unlike_links(cluster) or len(kinds) > MOST_KINDS else []
-    if len(kinds) <= MOST_KINDS:
-        short = used <= SHORT
-        for sequence in product(kinds, repeat=used) if short else permutations(kinds):
-            left = {kind: [k for k in listed if cluster.devices[k].kind == kind] for kind in kinds}
-            if not short:
-                found.append(tuple(chain.from_iterable(left[kind] for kind in sequence)))
-            elif all(sequence.count(kind) <= len(left[kind]) for kind in kinds):
-                first = [left[kind].pop(0) for kind in sequence]
-                found.append((*first, *(k for k in listed if k not in first)))
-    return [() if order == listed else order for order in dict.fromkeys(found)]
+    first = list[tuple[int, ...]]()
+    if unlike and used <= SHORT and perm(cluster.size, used) <= MOST_SEQUENCES:
+        first = [*permutations(listed, used)]
+    elif len(of) <= MOST_KINDS:
+        first = [*_alternate(of, used)] if used <= SHORT else []
+        first += _list_whole_kinds(cluster, of, unlike) if unlike or used > SHORT else []
+    found = dict[object, tuple[int, ...]]()
+    for some in (*([listed] if unlike or len(of) > MOST_KINDS else []), *first):
+        order = (*some, *(k for k in listed if k not in some))
+        pairs = combinations(order[:used] if unlike and cluster.size <= MOST_LINKED else (), 2)
+        looks = *(kinds[k] for k in order[:used]), *(cluster.link(*p) for p in pairs)
+        found.setdefault(looks, () if order == listed else order)
+    return list(found.values())
+
+
+def _alternate(of: Mapping[str, Sequence[int]], used: int) -> Iterator[tuple[int, ...]]:
+    """Every sequence of kinds, of the devices of a kind those that are listed first."""
+    for sequence in product(of, repeat=used):
+        if all(sequence.count(kind) <= len(those) for kind, those in of.items()):
+            left = {kind: iter(those) for kind, those in of.items()}
+            yield tuple(next(left[kind]) for kind in sequence)
+
+
+def _list_whole_kinds(
+    cluster: Cluster, of: Mapping[str, Sequence[int]], unlike: bool
+) -> Iterator[tuple[int, ...]]:
+    """Whole kinds; where links are unlike from each device on by way of the fastest ones."""
+    every = unlike and cluster.size <= MOST_LINKED
+    for kinds in permutations(of):
+        for start in of[kinds[0]] if every else of[kinds[0]][:1]:
+            order = [start]
+            for kind in kinds:
+                left = [k for k in of[kind] if k != start]
+                while left:
+                    near = left if unlike else left[:1]
+                    seconds = [cluster.link(order[-1], k).seconds(_PAYLOAD) for k in near]
+                    order.append(left.pop(seconds.index(min(seconds))))
+            yield tuple(order)
 
 
 def _ways(cluster: Cluster, depth: int, replicas: int) -> list[tuple[tuple[int, ...], str]]:

@@ -210,7 +210,7 @@ class _Search:
         """
         alike = dict[tuple[object, ...], list[Candidate]]()
         for c in sorted(self.waiting, key=lambda c: (self.waiting[c], c)):
-            key = () if self._needs_plan(c) else self.predictor.devices(c)
+            key = () if self._needs_plan(c) else (c.depth, c.replicas, c.order)
             alike.setdefault(key, []).append(c)
         for group in alike.values():
             self.time(group, OF_ALIKE, beside=self.found)

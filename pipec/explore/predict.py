@@ -75,10 +75,6 @@ class Predictor:
     plans: dict[Candidate, Plan] = field(default_factory=dict)
     _work: dict[tuple[int, tuple[str, ...]], "_Work"] = field(default_factory=dict)
 
-    def devices(self, c: Candidate) -> tuple[object, ...]:
-        """What runs a candidate: the kinds of its devices in their order, and its shape."""
-        return c.depth, c.replicas, *self._kinds(c)
-
     def guess(self, c: Candidate) -> float:
         """Seconds by the work alone, dealt out as well as can be.
 
@@ -92,7 +88,8 @@ class Predictor:
         Raises:
             PipecError: The model cannot be traced at the microbatch.
         """
-        kinds = self._kinds(c)
+        used = c.on(self.maker.cluster).devices[: c.depth * c.replicas]
+        kinds = [d.kind for d in used]
         known = self._sums(c.microbatch, tuple(sorted(set(kinds))))
         m, speed = c.microbatches, sum(known.speeds[kind] for kind in kinds)
         found = max(m * known.work * c.replicas / speed, m * known.heaviest)
@@ -101,9 +98,6 @@ class Predictor:
             if r > 0:
                 found = max(found, r * known.work / (1 - (1 - r / m) ** c.depth))
         return found
-
-    def _kinds(self, c: Candidate) -> tuple[str, ...]:
-        return tuple(d.kind for d in c.on(self.maker.cluster).devices[: c.depth * c.replicas])
 
     def bound(self, c: Candidate) -> float:
         """A time that no step of the candidate is faster than.

@@ -68,14 +68,10 @@ def plan_to_text(plan: Plan) -> str:
         shown = {Path(folder) / GRAPHS / row["key"] / "F.json" for row in record["stages"]}
         for file in files:
             if file.suffix != ".py" and file not in shown:
-                parts[file.relative_to(folder).as_posix()] = _encode(file)
+                coded = base64.b64encode(file.read_bytes()).decode("ascii") + "\n"
+                text = file.read_text(encoding="utf-8") if file.suffix == ".json" else coded
+                parts[file.relative_to(folder).as_posix()] = text
     return "".join(f"//--- {name}\n{text}" for name, text in parts.items())
-
-
-def _encode(file: Path) -> str:
-    if file.suffix == ".json":
-        return file.read_text(encoding="utf-8")
-    return base64.b64encode(file.read_bytes()).decode("ascii") + "\n"
 
 
 def plan_from_text(text: str, cluster: Cluster, *, allowed: Collection[str] = ()) -> Plan:

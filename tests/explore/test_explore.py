@@ -394,6 +394,26 @@ def test_the_order_in_which_devices_are_listed_means_nothing(listed: str) -> Non
     assert found == pytest.approx([found[0]] * len(found), rel=1e-9)
 
 
+@pytest.mark.parametrize(
+    ("kinds", "rates"),
+    [
+        ("v100 v100 v100", (1e8, 1e11, 1e10)),
+        ("v100 h100 h100", (1e9, 1e8, 1e10)),
+        ("v100 v100 v100 v100", (1e11, 1e8, 1e8, 1e8, 1e8, 1e11)),
+    ],
+)
+def test_nor_does_it_where_links_are_unlike(kinds: str, rates: tuple[float, ...]) -> None:
+    """Three devices in every order; four, pairs of which are joined by fast links."""
+    known, found = {d.kind: d for d in parse_cluster("1xv100,1xh100").devices}, []
+    names, pairs = kinds.split(), list(itertools.combinations(range(len(kinds.split())), 2))
+    for order in itertools.permutations(range(len(names))):
+        new = [tuple(sorted((order.index(a), order.index(b)))) for a, b in pairs]
+        links = {(a, b): Link(rate) for (a, b), rate in zip(new, rates, strict=True)}
+        made = maker(Cluster(tuple(known[names[k]] for k in order), links), layers=2, batch=1)
+        found.append(explored(made, 4, "1f1b").best.seconds)
+    assert found == pytest.approx([found[0]] * len(found), rel=1e-9)
+
+
 @pytest.mark.parametrize("slow", [1e10, 1e9])
 def test_only_unlike_links_make_the_listed_order_one_more(slow: float) -> None:
     """Four devices of two kinds stand in whole kinds, or as they are listed where that tells."""
