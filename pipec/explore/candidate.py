@@ -31,8 +31,6 @@ SHORT = 3
 """Devices in use up to which their kinds may alternate."""
 MOST_SEQUENCES, MOST_LINKED = 120, 12
 """Most sequences of devices with unlike links that are all tried; most devices to begin from."""
-_PAYLOAD = 2**20
-"""Bytes by which links are compared."""
 
 
 @dataclass(frozen=True, order=True)
@@ -251,7 +249,7 @@ def _list_whole_kinds(
                 left = [k for k in of[kind] if k != start]
                 while left:
                     near = left if unlike else left[:1]
-                    seconds = [cluster.link(order[-1], k).seconds(_PAYLOAD) for k in near]
+                    seconds = [cluster.link(order[-1], k).seconds(1e6) for k in near]
                     order.append(left.pop(seconds.index(min(seconds))))
             yield tuple(order)
 

@@ -26,6 +26,7 @@ from pipec.plan.model import Plan, cut_stages
 from pipec.runtime.program import Program
 from pipec.schedule.registry import ASYNCHRONOUS, generate
 from tests.compiler.test_cut_search import costed, planned, search_of
+from tests.fpga.design.models import graph_of, made
 from tests.plans import by_hand
 
 WIDTH, BATCH = 64, 16
@@ -216,6 +217,14 @@ def test_boards_keep_the_steps_of_a_normalisation() -> None:
     (steps,) = (row for row in keep_together(plan, None) if "pad" in row)
     assert {"mul", "avg_pool3d", "pow_1", "div"} <= {*steps}
     assert len({plan.home[name] for name in steps}) == 1
+
+
+def test_boards_keep_a_weight_that_is_computed_with_its_layer() -> None:
+    """A convolution takes it as a constant; a recurrent layer's first state may come from afar."""
+    graph = graph_of(*made("response"))
+    rows = [row for row in keep_together(Plan(graph, BOARDS, "fpga"), None) if "full" in row]
+    assert rows == [("full", "conv2d")]
+    assert not keep_together(Plan(graph_of(*made("gru")), BOARDS, "fpga"), None)
 
 
 def test_a_cut_by_hand_through_what_a_board_computes_is_refused_in_full() -> None:

@@ -187,10 +187,6 @@ def published(name: str) -> Loaded:
 def test_published_models_train_as_one_process(name: str, schedule: str) -> None:
     case = PUBLISHED[name]
     plan = compiled(published(name), schedule)
-    if (name, schedule) == ("switch transformer", "pipedream"):
-        with pytest.raises(PipecError, match=r"schedule pipedream"):
-            trained(case, plan)  # stages share its embedding, which a flush alone can add up
-        return
     want = expected(case, stashing(plan) if schedule == "pipedream" else None)
     assert worst(trained(case, plan), want) < 2e-4
     assert any("runs eagerly" in note for t in plan.timing for note in t.notes)

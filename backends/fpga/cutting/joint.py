@@ -118,13 +118,15 @@ def keep_together(graph: Graph, precision: str) -> Iterator[list[str]]:
     """Names of calls of a model that one board computes, a row for each such board.
 
     Truth values, which no stream carries, with what chooses by them; a constant with its only
-    reader; the steps of a local response normalisation, which are one engine; in int8 what a
-    ``quantize`` rounds, and what reads it, as no other integers cross a link.
+    reader, whose weight it may be; the steps of a local response normalisation, one engine; in
+    int8 what a ``quantize`` rounds, and what reads it, as no other integers cross a link.
     """
     constants = Constants(graph)
     for node in graph.calls:
         row = {node}
-        if (node in constants and len(node.users) == 1) or tensors(node)[0].dtype is torch.bool:
+        by = [str(n.target) for n in node.users if node in constants]
+        fixed = len(by) == 1 and not by[0].endswith(".input")  # that is the state of an RNN
+        if fixed or tensors(node)[0].dtype is torch.bool:
             row |= {*node.users}
         if (found := response_of(node)) is not None:
             row |= ancestors([node]) - ancestors([found.bound["x"]])
