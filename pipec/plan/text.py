@@ -68,9 +68,9 @@ def plan_to_text(plan: Plan) -> str:
         shown = {Path(folder) / GRAPHS / row["key"] / "F.json" for row in record["stages"]}
         for file in files:
             if file.suffix != ".py" and file not in shown:
-                coded = base64.b64encode(file.read_bytes()).decode("ascii") + "\n"
-                text = file.read_text(encoding="utf-8") if file.suffix == ".json" else coded
-                parts[file.relative_to(folder).as_posix()] = text
+                raw = file.read_bytes()
+                text = raw if file.suffix == ".json" else base64.b64encode(raw) + b"\n"
+                parts[file.relative_to(folder).as_posix()] = text.decode()
     return "".join(f"//--- {name}\n{text}" for name, text in parts.items())
 
 
