@@ -18,7 +18,13 @@ from pipec.compiler import refine
 from pipec.compiler.endless import round_of
 from pipec.compiler.facts import plan_facts
 from pipec.errors import PartitionError, PipecError, PlanError
-from pipec.explore.candidate import CHUNKS, Candidate, ease_memory, list_candidates
+from pipec.explore.candidate import (
+    CHUNKS,
+    Candidate,
+    ease_memory,
+    list_candidates,
+    list_device_orders,
+)
 from pipec.explore.explore import BASELINES, Exploration, explore
 from pipec.explore.make import Maker
 from pipec.explore.predict import Prediction, Predictor
@@ -412,6 +418,18 @@ def test_nor_does_it_where_links_are_unlike(kinds: str, rates: tuple[float, ...]
         made = maker(Cluster(tuple(known[names[k]] for k in order), links), layers=2, batch=1)
         found.append(explored(made, 4, "1f1b").best.seconds)
     assert found == pytest.approx([found[0]] * len(found), rel=1e-9)
+
+
+@pytest.mark.parametrize("pairs", [((0, 2), (1, 3)), ((0, 3), (1, 2)), ((0, 1), (2, 3))])
+def test_a_pipeline_follows_the_fast_links(pairs: tuple[tuple[int, int], ...]) -> None:
+    """Two pairs of devices with a fast link each are neighbours, however they are listed."""
+    links = {p: Link(1e11 if p in pairs else 1e8) for p in itertools.combinations(range(4), 2)}
+    devices = parse_cluster("4xv100").devices
+    orders = list_device_orders(Cluster(devices, links), 4)
+    ways = [order or (0, 1, 2, 3) for order in orders]
+    fast = [{tuple(sorted(way[:2])), tuple(sorted(way[2:]))} == {*pairs} for way in ways]
+    assert any(fast)
+    assert len(ways) <= 2  # from whichever device it begins, the links are the same
 
 
 @pytest.mark.parametrize("slow", [1e10, 1e9])
