@@ -51,12 +51,11 @@ class CopyCheap(Pass):
         Raises:
             PassError: The stages send and receive already.
         """
-        assert plan.partition is not None
         check_unsent(plan, self.name)
         again = {stage.index: set(_cheap(plan, stage)) for stage in plan.stages}
         if not any(again.values()):
             return plan
-        graph, home = with_copies(plan.graph, plan.partition.stage_of, again)
+        graph, home = with_copies(plan.graph, plan.home, again)
         if len(set(home.values())) < len(plan.stages):
             return plan  # a stage made nothing else
         copied = recut(plan, graph, home)
@@ -125,10 +124,9 @@ def _compute(plan: Plan, stage: Stage, chain: Sequence[str]) -> float:
 
 def _transfer(plan: Plan, stage: Stage, value: str) -> float:
     """Seconds of a value's way to a stage."""
-    assert plan.partition is not None
     assert plan.placement is not None
     forward = plan.placement.forward
-    src, dst = forward[plan.partition.stage_of[value]][0], forward[stage.index][0]
+    src, dst = forward[plan.home[value]][0], forward[stage.index][0]
     if src == dst:
         return 0.0
     return plan.cluster.link(src, dst).seconds(nbytes(plan.graph.nodes[value]))

@@ -47,12 +47,9 @@ class PackChannels(Pass):
             PassError: The stages send already; or the plan trains, and what would be sent has no
                 gradient.
         """
-        assert plan.partition is not None
         check_unsent(plan, self.name)
-        graph, home = with_packed(
-            plan.graph, plan.partition.stage_of, self.wanted, self.pack, self.unpack
-        )
-        if home.keys() == plan.partition.stage_of.keys():
+        graph, home = with_packed(plan.graph, plan.home, self.wanted, self.pack, self.unpack)
+        if home.keys() == plan.home.keys():
             return plan
         packed = recut(plan, graph, home)
         sent = [

@@ -55,14 +55,13 @@ if __name__ == "__main__":
 
 def train_script(plan: Plan) -> str:
     """The script for a plan with a training schedule; ready to run on random data."""
-    assert plan.schedule is not None
     half = plan.graph.source.options.get("autocast") == "float16"
     eager = eager_parts(plan.graph)
     allowed = ", ".join(f'"{n}"' for n in sorted(plan.graph.namespaces))
     return _SCRIPT.format(
-        devices=plan.schedule.devices,
-        microbatches=plan.schedule.microbatches,
-        schedule=plan.schedule.name,
+        devices=plan.order.devices,
+        microbatches=plan.order.microbatches,
+        schedule=plan.order.name,
         inputs=_inputs(plan.graph),
         scale=", loss_scale=65536.0" if half else "",
         imports=_imports(plan.graph),

@@ -155,21 +155,21 @@ class RunOptions(Options):
         Raises:
             PipecError: Naming the option.
         """
-        assert plan.schedule is not None
-        if (self.t1 or self.t2) and plan.schedule.rule.flush:
+        schedule = plan.order
+        if (self.t1 or self.t2) and schedule.rule.flush:
             raise PipecError(
                 "--t1 and --t2 correct for delay, and a schedule with a flush has none",
                 where=directory,
-                got=f"schedule {plan.schedule.name}",
+                got=f"schedule {schedule.name}",
                 want="pipemare",
             )
-        if self.drain and (plan.schedule.rule.flush or not plan.schedule.training):
-            got = f"schedule {plan.schedule.name}"
+        if self.drain and (schedule.rule.flush or not schedule.training):
+            got = f"schedule {schedule.name}"
             raise PipecError(
                 "--drain is for schedules without a flush", where=directory, got=got, hint=_NO_FLUSH
             )
         for f in fields(self):
-            idle = f.name in _TRAINING and not plan.schedule.training
+            idle = f.name in _TRAINING and not schedule.training
             if idle and getattr(self, f.name) != f.default:
                 raise PipecError(
                     f"--{f.name.replace('_', '-')} is not for an inference plan",
@@ -178,7 +178,7 @@ class RunOptions(Options):
                     hint="compile the model with a loss: --training",
                 )
         if parts := eager_parts(plan.graph):
-            self._check_eager(plan.schedule, next(iter(parts.values())))
+            self._check_eager(schedule, next(iter(parts.values())))
         if self.every != RunOptions.every and self.checkpoints is None:
             raise PipecError(
                 "--every is for --checkpoints",
@@ -214,15 +214,14 @@ def run(plan: Plan, job: Job, options: RunOptions) -> None:
     Raises:
         PipecError: An option has no effect on this plan, or a rank failed.
     """
-    assert plan.schedule is not None
     options.check(plan, job.directory)
     if not options.local and "RANK" not in os.environ:
-        start_ranks(plan.schedule.devices)
+        start_ranks(plan.order.devices)
         return
     patience, settings = timedelta(seconds=options.timeout), options.settings()
     with ExitStack() as stack:
         if not options.local:
-            torch.set_num_threads(max(1, (os.cpu_count() or 1) // plan.schedule.devices))
+            torch.set_num_threads(max(1, (os.cpu_count() or 1) // plan.order.devices))
             stack.enter_context(process_group(patience, options.device))
             common = {f.name.replace("_", "-"): getattr(options, f.name) for f in fields(options)}
             common |= {"data": job.data, "rounds": job.rounds}  # the pipeline compares the others

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from pipec.api.reading import Model, read_model
-from pipec.api.registering import register
+from pipec.api.registering import name_of
 from pipec.arguments import check_arguments
 from pipec.cluster.cluster import Link
 from pipec.compiler.driver import emit
@@ -67,8 +67,7 @@ def schedule(
         >>> timeline.seconds, round(timeline.bubble, 3), timeline.peak_in_flight
         (33.0, 0.273, (4.0, 3.0, 2.0, 1.0))
     """
-    if not isinstance(name, str):
-        name = str(getattr(register(name), "__name__", "")).replace("_", "-")
+    name = name_of(name)
     known = [kind.name for kind in ActionKind if kind.is_compute]
     if times and (unknown := sorted(set(times) - set(known))):
         raise ScheduleError("no such time", got=", ".join(unknown), want=", ".join(known))

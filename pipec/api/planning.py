@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from pipec.api.reading import Devices, Model, read_cluster, read_model
-from pipec.api.registering import register
+from pipec.api.registering import name_of, register
 from pipec.api.request import Passes, Request
 from pipec.arguments import check_arguments
 from pipec.cluster.cluster import Cluster
@@ -91,7 +91,7 @@ def compile(  # noqa: A001
         (4, 'inference', [(0, 1), (1, 2), (2, 3)])
     """
     backend = load_backend(target if isinstance(target, str) else register(target).name)
-    name, cluster = _name_of(schedule), _cluster(backend, devices)
+    name, cluster = name_of(schedule), _cluster(backend, devices)
     file = os.fspath(costs) if isinstance(costs, os.PathLike) else costs
     request = Request(
         backend, cluster, name, stages, microbatches, batch, passes, file, settings,
@@ -198,10 +198,3 @@ def _read_model(
     options = replace(options, loss=loss if isinstance(loss, str) else "")
     loaded = read_model(model, inputs, loss, options)
     return loaded, "" if loaded.graph.source.kind == "memory" else str(model), options
-
-
-def _name_of(schedule: str | Callable[..., object]) -> str:
-    """Return the name of a schedule; one that the caller wrote is registered."""
-    if isinstance(schedule, str):
-        return schedule
-    return str(register(schedule).__name__).replace("_", "-")

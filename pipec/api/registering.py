@@ -1,5 +1,6 @@
 """`register`: a pass, a backend, a front end or a schedule of one's own, by its name."""
 
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from pipec.compiler.backend import Backend
@@ -53,3 +54,10 @@ def register(thing: _T) -> _T:
         )
     add("pipec.schedules", named.__name__.replace("_", "-"), thing)
     return thing
+
+
+def name_of(schedule: str | Callable[..., object]) -> str:
+    """The name of a schedule; one that the caller wrote is registered."""
+    if isinstance(schedule, str):
+        return schedule
+    return str(getattr(register(schedule), "__name__", "")).replace("_", "-")

@@ -60,9 +60,8 @@ def _openvino(plan: Plan, _: Path) -> str:
             hint="compile the .onnx that OpenVINO reads",
         )
     nodes = _nodes(plan.graph.source)
-    assert plan.partition is not None
     stages = {
-        value: plan.partition.stage_of[call.name]
+        value: plan.home[call.name]
         for call in plan.graph.calls
         if (index := origin(call).index) is not None
         for value in nodes[index].output

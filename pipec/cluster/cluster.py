@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
+from msgspec import ValidationError, convert
 from numpy.typing import NDArray
 
 from pipec.cluster.device import Device
@@ -195,15 +196,11 @@ class Cluster:
         try:
             return Cluster(
                 tuple(Device.from_json(d) for d in data["devices"]),
-                {tuple(r["between"]): _link_record(r) for r in data["links"]},
-                tuple(Level(r["size"], _link_record(r)) for r in data["levels"]),
+                {tuple(r["between"]): convert(r, Link) for r in data["links"]},
+                tuple(Level(r["size"], convert(r, Link)) for r in data["levels"]),
             )
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, ValidationError) as error:
             raise ClusterError("a cluster record is malformed", got=repr(error)) from error
-
-
-def _link_record(record: Mapping[str, Any]) -> Link:
-    return Link(record["bytes_per_second"], record["latency_seconds"])
 
 
 MOST_DEVICES = 65_536

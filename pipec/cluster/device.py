@@ -36,7 +36,6 @@ class FpgaResources:
         memory_ports: Memory ports: DDR controllers, or HBM pseudo-channels.
         hard_memory: Whether memory is that of the processor of a Zynq UltraScale+, whose
             controller takes nothing of the fabric; ports are some of its `PROCESSOR_PORTS`.
-        link_ports: Cages for links between boards.
     """
 
     part: str
@@ -53,7 +52,6 @@ class FpgaResources:
     memory_kind: str = "DDR"
     memory_ports: int = 1
     hard_memory: bool = False
-    link_ports: int = 2
 
     @property
     def on_chip_bytes(self) -> int:

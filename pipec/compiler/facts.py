@@ -63,8 +63,7 @@ def count_trained(stage: Stage) -> int:
 
 
 def _list_trained(stage: Stage) -> list[int]:
-    assert stage.training is not None
-    nodes, trained = stage.graph.nodes, set(stage.training.trained)
+    nodes, trained = stage.graph.nodes, set(stage.phases.trained)
     parameters = stage.graph.inputs_of(InputKind.PARAMETER)
     return [nbytes(nodes[i.node]) for i in parameters if i.name in trained]
 
@@ -106,7 +105,6 @@ def _forward(plan: Plan, stage: Stage) -> StageFacts:
 
 
 def _training(plan: Plan, stage: Stage) -> StageFacts:
-    assert stage.training is not None
     timing, trained = plan.timing[stage.index], count_trained(stage)
     hosted = {v for slot in plan.slots if slot.stage == stage.index for v in slot.values}
     return StageFacts(
@@ -115,7 +113,7 @@ def _training(plan: Plan, stage: Stage) -> StageFacts:
         weights=float(stage.graph.weight_bytes),
         gradients=float(trained),
         parameters=tuple(map(float, _list_trained(stage))),
-        saved=float(stage.training.saved_bytes),
+        saved=float(stage.phases.saved_bytes),
         saved_for_w=_count_left(stage, hosted),
         together=timing.together_seconds,
         sends=_list_sends(plan, stage),
@@ -131,8 +129,7 @@ def _list_sends(plan: Plan, stage: Stage) -> dict[str, float]:
 
 
 def _estimate(plan: Plan, stage: Stage, trained: int) -> StageCost:
-    timing, training = plan.timing[stage.index], stage.training
-    assert training is not None
+    timing, training = plan.timing[stage.index], stage.phases
     update = update_cost(device_of(plan, stage, backward=True), trained)
     half, step = timing.backward_seconds / 2, timing.step_seconds + update.step
     work, again = list_work(plan)[stage.index], working_bytes(training)
@@ -162,14 +159,11 @@ def list_w_reads(training: Training) -> dict[str, int]:
 
 def _count_moved(plan: Plan, slot: HostSlot) -> float:
     """Bytes of a slot that W reads too."""
-    training = plan.stages[slot.stage].training
-    assert training is not None
-    read = list_w_reads(training)
+    read = list_w_reads(plan.stages[slot.stage].phases)
     return float(sum(read.get(v, 0) for v in slot.values))
 
 
 def _count_left(stage: Stage, hosted: Collection[str]) -> float:
     """What is left for W after I, of what stays on the device."""
-    assert stage.training is not None
-    read = list_w_reads(stage.training).items()
+    read = list_w_reads(stage.phases).items()
     return float(sum(size for name, size in read if name not in hosted))

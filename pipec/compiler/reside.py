@@ -155,8 +155,7 @@ def check_limit(plan: Plan, timeline: Timeline) -> None:
     limit = plan.options.get(LIMIT)
     peak = max(timeline.peak_bytes)
     if isinstance(limit, float) and peak > limit:
-        assert plan.schedule is not None
-        name, count = spell(plan.schedule), plan.schedule.microbatches
+        name, count = spell(plan.order), plan.order.microbatches
         raise PassError(
             "saved values were fitted to a limit for another schedule than the one that is run",
             where=f"device {timeline.peak_bytes.index(peak)}",
@@ -259,8 +258,7 @@ def save_to_host(plan: Plan, schedule: Schedule) -> Plan:
 
 def _fill_slots(stage: Stage, residency: Fates) -> tuple[tuple[int, tuple[str, ...]], ...]:
     """The slots of a residency, what is saved for its recomputation in the last one too."""
-    assert stage.training is not None
-    names = list_saved(recompute_values(stage.training, residency.recompute))
+    names = list_saved(recompute_values(stage.phases, residency.recompute))
     *first, (depth, _) = residency.slots or ((2, ()),)
     before = {name for _, values in first for name in values}
     last = tuple(name for name in names if name not in before)
@@ -296,8 +294,7 @@ def _costs(plan: Plan, stages: Sequence[Stage], chosen: Sequence[Fates]) -> Cost
 
 
 def _rewrite(stage: Stage, residency: Fates, slots: list[HostSlot]) -> Stage:
-    assert stage.training is not None
-    training = recompute_values(stage.training, residency.recompute)
+    training = recompute_values(stage.phases, residency.recompute)
     hosted = {s.name: s.values for s in slots if s.stage == stage.index}
     return replace(stage, training=offload(training, hosted))
 
@@ -322,11 +319,10 @@ def choose_named(
     able = _list_movable if host else partial(_list_recomputable, alike=schedule.rule.alike)
     used, found = set[str](), []
     for stage, turns in zip(plan.stages, in_flight(schedule), strict=True):
-        assert stage.training is not None
-        hits = {p: _matching(stage.training, p) for p in patterns}
-        wanted = able(stage.training, [name for names in hits.values() for name in names])
+        hits = {p: _matching(stage.phases, p) for p in patterns}
+        wanted = able(stage.phases, [name for names in hits.values() for name in names])
         used |= {p for p, names in hits.items() if not wanted.isdisjoint(names)}
-        order = tuple(v.name for v in stage.training.saved if v.name in wanted)
+        order = tuple(v.name for v in stage.phases.saved if v.name in wanted)
         slots = ((min(2, max(0, turns.most - 2)), order),) if host and order else ()
         found.append(Fates(frozenset() if host else wanted, slots))
     for pattern in patterns:

@@ -81,12 +81,11 @@ def list_work(plan: Plan) -> list[StageWork]:
     """Every stage of a differentiated plan with a timing."""
     found = []
     for stage, timing in zip(plan.stages, plan.timing, strict=True):
-        assert stage.training is not None
         device, seconds = device_of(plan, stage, backward=True), timing.compute_seconds
         if device != device_of(plan, stage) and plan.costs is not None:
             calls = lower(stage.graph).calls
             seconds = plan.costs.total(device.kind, (n.name for n in calls))
-        found.append(StageWork(stage.training, device, seconds))
+        found.append(StageWork(stage.phases, device, seconds))
     return found
 
 

@@ -194,8 +194,7 @@ class Pipeline:
             device="cpu" if alone else device,
         )  # fmt: skip
         self.plan = plan
-        assert plan.schedule is not None
-        self._splitter = Splitter(plan.graph, plan.schedule.microbatches)
+        self._splitter = Splitter(plan.graph, plan.order.microbatches)
         self._retraced = Retraced(plan, tracer(plan, model, loss))
         self._weight = weight
         self._shapes: dict[Shape, tuple[int, list[Count]]] = {}
@@ -376,9 +375,8 @@ class Pipeline:
         return self._shares(counted, [number for number, _ in compiled_for])
 
     def _shares(self, counted: Sequence[float], shapes: Sequence[int]) -> Shares:
-        assert self.plan.schedule is not None
         self._present, self._stand_in = len(counted), next(k for k, c in enumerate(counted) if c)
-        left = self.plan.schedule.microbatches - len(counted)
+        left = self.plan.order.microbatches - len(counted)
         return Shares((*counted, *[0.0] * left), (*shapes, *[shapes[self._stand_in]] * left))
 
     def _counts_of(self, graph: Graph) -> list[Count]:
@@ -403,10 +401,9 @@ class Pipeline:
 
     def _evaluation_shape(self, shape: Shape) -> tuple[int, list[Count]]:
         """The number of a shape among those for evaluation, and what counts its targets."""
-        assert self.plan.schedule is not None
         if shape not in self._evaluations:
             self._check_model()
-            inputs, microbatches = self._splitter.draw(shape), self.plan.schedule.microbatches
+            inputs, microbatches = self._splitter.draw(shape), self.plan.order.microbatches
             self._evaluations[shape] = self._retraced.plan_evaluation(inputs, microbatches)
         program = self._evaluations[shape]
         return list(self._evaluations).index(shape), self._counts_of(program.plan.graph)

@@ -164,8 +164,7 @@ class Retraced:
 
 def _stage_of(graph: Graph, plan: Plan) -> dict[str, int]:
     """The stage of every node of a graph of the plan's model."""
-    assert plan.partition is not None
-    before = plan.partition.stage_of
+    before = plan.home
     if [(n.name, n.target) for n in graph.calls] == [(n.name, n.target) for n in plan.graph.calls]:
         return dict(before)
     holders: dict[str, list[int]] = {}

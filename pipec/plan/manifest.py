@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from msgspec import ValidationError, convert
+
 from pipec.errors import PlanError, find_near, list_lines
 from pipec.files import check_regular, read_data, text_digest
 from pipec.graph.ir import Source
@@ -84,13 +86,9 @@ def source_of(record: Mapping[str, Any]) -> Source:
     """
     data = record.get("source")
     try:
-        source = Source(**data)  # type: ignore[arg-type]
-    except TypeError as error:
+        return convert(data, Source)
+    except ValidationError as error:
         raise PlanError("the plan does not say what it was made of", got=data) from error
-    words = (source.kind, source.location, source.sha256)
-    if not all(isinstance(w, str) for w in words) or not isinstance(source.options, dict):
-        raise PlanError("the plan does not say what it was made of", got=data)
-    return source
 
 
 def check_files(directory: Path, files: Mapping[str, str], *, skip: tuple[str, ...] = ()) -> None:

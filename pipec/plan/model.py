@@ -159,6 +159,12 @@ class Stage:
     training: Training | None = None
 
     @property
+    def phases(self) -> Training:
+        """The training graphs of a stage that has them."""
+        assert self.training is not None
+        return self.training
+
+    @property
     def key(self) -> str:
         """Structural key of the graph, computed anew: equal stages share it."""
         return structural_key(self.graph)
@@ -385,6 +391,12 @@ class Plan:
     def _exchanges(self) -> bool:
         """Whether a stage reads what another one yields."""
         return any(stage.graph.inputs_of(InputKind.VALUE) for stage in self.stages)
+
+    @property
+    def order(self) -> Schedule:
+        """The schedule of a plan that has one."""
+        assert self.schedule is not None
+        return self.schedule
 
     @property
     def state_waits(self) -> bool:

@@ -269,13 +269,12 @@ def _check_recomputed(parts: Parts) -> Iterator[Finding]:
     if order is None or not order.training or order.rule.alike:
         return
     for stage, graphs in parts.trained:
-        assert stage.training is not None
         forward = {n.name for n in graphs["F"].calls if not views(n)}
         for kind in ("B", "I", "W"):
             graph = graphs[kind]
             read = {n.name for n in ancestors(n for n in graph.calls if n.name in forward)}
             weights = (i.name for i in graph.inputs_of(InputKind.PARAMETER) if i.node in read)
-            for name in sorted({*weights} & {*stage.training.trained}):
+            for name in sorted({*weights} & {*stage.phases.trained}):
                 got = f"values computed again with a newer {name} than its forward had"
                 want = f"these offloaded, or another schedule than {order.name}: 1f1b, pipedream"
                 yield Finding(f"{kind} of stage {stage.index}", got, want)
