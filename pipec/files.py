@@ -143,10 +143,8 @@ def _is_alive(process: int) -> bool:
     """Whether there is such a process on this host."""
     try:
         os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
+    except OSError as error:
+        return not isinstance(error, ProcessLookupError)
     return True
 
 

@@ -5,7 +5,7 @@ import math
 import re
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -148,10 +148,6 @@ class OnnxBackend(Backend):
         # Other kernels than the reference's: sums in another order, fused operations.
         tolerance = rounding_tolerance(plan.graph, OTHER_KERNELS)
         return Emitted(runners, tolerance, axes=Axes.read(directory, plan.graph))
-
-    def remarks(self, plan: Plan, directory: Path) -> Sequence[str]:
-        """Which axes are open and which are fixed, and why."""
-        return Axes.read(directory, plan.graph).lines()
 
     def draw(self, stage: Stage, path: Path) -> None:
         """Write a stage's graph as an ONNX model, for Netron."""

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Collection, Mapping
+from copy import deepcopy
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -116,8 +117,7 @@ def check_shapes(proto: onnx.ModelProto, weights: Mapping[str, Tensor | Array]) 
     Raises:
         BackendError: A node, or what the model says of its outputs, does not fit.
     """
-    light = onnx.ModelProto()
-    light.CopyFrom(proto)
+    light = deepcopy(proto)
     light.graph.initializer.extend(
         _inline(n, w) if w.nbytes <= _SMALL else _external(n, w, "weights", 0)
         for n, w in weights.items()

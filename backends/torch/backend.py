@@ -145,10 +145,6 @@ class TorchBackend(Backend):
             for s, numbers, sized in zip(plan.stages, draws, sized_of, strict=True)
         ]
 
-    def remarks(self, plan: Plan, directory: Path) -> Sequence[str]:
-        """Which axes are open and which are fixed, and why."""
-        return Axes.read(directory, plan.graph).lines()
-
     def run(self, plan: Plan, job: Job) -> None:
         """Train or infer in pipec's runtime, one process per device."""
         assert isinstance(job.options, engine.RunOptions)

@@ -6,6 +6,7 @@ import io
 import keyword
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ class _FlatStage(nn.Module):
 
     def run(self, /, **inputs: Tensor) -> tuple[Tensor, ...] | dict[str, Tensor]:
         args = [
-            _tensor_at(self, i.name) if i.kind.is_weight else inputs[self._values[i.node]]
+            attrgetter(i.name)(self) if i.kind.is_weight else inputs[self._values[i.node]]
             for i in self._graph.inputs
         ]
         if self._sized is not None:
@@ -76,12 +77,6 @@ def argument_names(graph: Graph) -> dict[str, str]:
     values = [i for i in graph.inputs if not i.kind.is_weight]
     fine = {i.name for i in values if i.name.isidentifier() and not keyword.iskeyword(i.name)}
     return {i.node: i.name if len(fine) == len(values) else i.node for i in values}
-
-
-def _tensor_at(module: nn.Module, name: str) -> Tensor:
-    path, _, last = name.rpartition(".")
-    found: Tensor = getattr(module.get_submodule(path), last)
-    return found
 
 
 @dataclass(frozen=True)

@@ -46,29 +46,24 @@ def draw(thing: Plan | Timeline | Stage, path: str | os.PathLike[str]) -> Path:
         '<svg'
     """
     path = Path(path)
-    if isinstance(thing, Plan) and thing.timeline is None:
+    # a plan's times are seconds, a timeline's of a unit of its own
+    shown, unit = (thing.timeline, 1e6) if isinstance(thing, Plan) else (thing, 1.0)
+    if shown is None:
         raise PlanError("the plan has no timeline", hint="run the passes schedule, simulate")
-    found = map(load_backend, entries("pipec.backends")) if isinstance(thing, Stage) else ()
+    found = map(load_backend, entries("pipec.backends")) if isinstance(shown, Stage) else ()
     targets = {b.draws: b for b in found if isinstance(b, Draws)}
-    known = [*(_STAGE if isinstance(thing, Stage) else _TIMELINE), *targets]
+    known = [*(_STAGE if isinstance(shown, Stage) else _TIMELINE), *targets]
     if path.suffix not in known:
         raise PipecError("no such kind of picture", got=path.name, want=" ".join(known))
     check_output(path)
     with replacing(path) as place:
-        if not isinstance(thing, Stage):
-            place.write_text(_timeline(thing, path.suffix), encoding="utf-8")
+        if not isinstance(shown, Stage):
+            place.write_text(_TIMELINE[path.suffix](shown, unit), encoding="utf-8")
         elif path.suffix in targets:
-            targets[path.suffix].draw(thing, place)
+            targets[path.suffix].draw(shown, place)
         else:
-            place.write_text(_STAGE[path.suffix](lower(thing.graph).graph), encoding="utf-8")
+            place.write_text(_STAGE[path.suffix](lower(shown.graph).graph), encoding="utf-8")
     return path
-
-
-def _timeline(thing: Plan | Timeline, ending: str) -> str:
-    """A plan, whose times are seconds, or a timeline of one's own unit."""
-    timeline = thing.timeline if isinstance(thing, Plan) else thing
-    assert timeline is not None
-    return _TIMELINE[ending](timeline, 1e6 if isinstance(thing, Plan) else 1.0)
 
 
 def _render_svg(graph: Graph) -> str:

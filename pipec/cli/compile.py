@@ -30,6 +30,7 @@ from pipec.compiler.driver import emit
 from pipec.compiler.output import check_target
 from pipec.compiler.pass_base import Pass
 from pipec.frontends.load import load
+from pipec.graph.axes import Axes
 from pipec.graph.ir import OutputKind
 from pipec.plan.model import Plan
 from pipec.plan.text import plan_to_python
@@ -115,7 +116,8 @@ def command(ctx: click.Context, /, **given: Any) -> None:
     else:
         print_plan(plan, output())
     if out is not None:
-        for remark in backend.remarks(plan, out) if isinstance(backend, Remarks) else ():
+        remarks = backend.remarks(plan, out) if isinstance(backend, Remarks) else ()
+        for remark in (*Axes.read(out, plan.graph).lines(), *remarks):
             console.print(remark, highlight=False, soft_wrap=True)
         console.print(f"wrote {out}; check it: pipec verify {out}", soft_wrap=True)
 

@@ -56,7 +56,8 @@ def command(directory: Path, **given: Any) -> None:
     target = load_backend(plan.target)
     if given["cycles"] and not isinstance(target, Cycles):
         raise lacking(target, Cycles, "--cycles")
-    _draw(plan, given["svg"], given["trace"])
+    for path in filter(None, (given["svg"], given["trace"])):
+        click.echo(f"wrote {draw(plan, path)}", err=True)
     if given["cycles"]:
         assert isinstance(target, Cycles)
         found = target.cycles(plan, directory, together=given["together"])
@@ -107,11 +108,6 @@ def _data(
     if axes := Axes.read(directory, plan.graph):
         data["axes"] = asdict(axes)
     return {**data, "graphs": graphs} if given["with_graph"] else data
-
-
-def _draw(plan: Plan, *paths: Path | None) -> None:
-    for path in filter(None, paths):
-        click.echo(f"wrote {draw(plan, path)}", err=True)
 
 
 def _list_confirmed(plan: Plan, directory: Path) -> list[dict[str, Any]]:

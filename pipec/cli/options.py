@@ -5,7 +5,7 @@ A shell offers names that pipec knows behind an option: in Bash after
 """
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,42 +19,30 @@ from pipec.errors import FrontendError
 from pipec.frontends.base import AUTO, LoadOptions, user_code
 from pipec.registry import entries
 
-
-def complete_targets(
-    ctx: click.Context, param: click.Parameter, text: str
-) -> list[CompletionItem]:  # fmt: skip
-    """Offer the backends."""
-    del ctx, param
-    return _complete("", text, list(entries("pipec.backends")))
+_Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
 
-def complete_schedules(
-    ctx: click.Context, param: click.Parameter, text: str
-) -> list[CompletionItem]:
-    """Offer the schedules, and how one may be found."""
-    del ctx, param
-    return _complete("", text, ["auto", "fastest", *entries("pipec.schedules")])
+def _completing(list_names: Callable[[], Iterable[str]], separator: str = "\0") -> _Complete:
+    """What offers names to a shell, for what stands behind the last separator."""
+
+    def complete(_: click.Context, __: click.Parameter, text: str) -> list[CompletionItem]:
+        before, found, last = text.rpartition(separator)
+        names = sorted(n for n in list_names() if n.startswith(last))
+        return [CompletionItem(before + found + name) for name in names]
+
+    return complete
 
 
-def complete_passes(ctx: click.Context, param: click.Parameter, text: str) -> list[CompletionItem]:
-    """Offer the passes for the last place of a pipeline ``a,b{k=v},c``."""
-    del ctx, param
-    before, comma, last = text.rpartition(",")
-    return _complete(before + comma, last, list(entries("pipec.passes")))
+complete_schedules = _completing(lambda: ("auto", "fastest", *entries("pipec.schedules")))
+"""Offers the schedules, and how one may be found."""
+complete_passes = _completing(lambda: entries("pipec.passes"), ",")
+"""Offers the passes for the last place of a pipeline ``a,b{k=v},c``."""
+_complete_kinds = _completing(lambda: PRESETS, "x")
 
 
 def complete_devices(ctx: click.Context, param: click.Parameter, text: str) -> list[CompletionItem]:
     """Offer the kinds of devices behind the count of the last part of ``2xa,3xb``."""
-    del ctx, param
-    before, times, last = text.rpartition("x")
-    count = before + times
-    if not times:
-        count, last = ("", text) if text else ("2x", "")
-    return _complete(count, last, list(PRESETS))
-
-
-def _complete(before: str, text: str, names: list[str]) -> list[CompletionItem]:
-    return [CompletionItem(before + name) for name in sorted(names) if name.startswith(text)]
+    return _complete_kinds(ctx, param, text or "2x")
 
 
 _F = TypeVar("_F", bound=Callable[..., object])
@@ -137,7 +125,7 @@ target_option = click.option(
     "--target",
     default="torch",
     show_default=True,
-    shell_complete=complete_targets,
+    shell_complete=_completing(lambda: entries("pipec.backends")),
     help="What to emit for.",
 )
 """``--target``."""
@@ -156,14 +144,12 @@ def devices_options(function: _F) -> _F:
     )
 
 
-def costs_option(function: _F) -> _F:
-    """Add ``--costs``."""
-    return click.option(
-        "--costs",
-        help="Measured costs (pipec profile), or silicon:KIND[,KIND]: tables of measured kernels "
-        "for these kinds of devices, such as silicon:a100.",
-    )(function)
-
+costs_option = click.option(
+    "--costs",
+    help="Measured costs (pipec profile), or silicon:KIND[,KIND]: tables of measured kernels "
+    "for these kinds of devices, such as silicon:a100.",
+)
+"""``--costs``."""
 
 asynchronous_option = click.option(
     "--asynchronous",
@@ -235,14 +221,13 @@ def _number(text: str) -> float:
     return int(text) if text.strip().lstrip("-").isdigit() else float(text)
 
 
-def allow_namespace_option(function: _F) -> _F:
-    """Add ``--allow-namespace``; `import_namespaces` reads its values."""
-    return click.option(
-        "--allow-namespace",
-        multiple=True,
-        metavar="NAME[=MODULE]",
-        help="Allow ops of torch.ops.NAME; MODULE is imported to define them.",
-    )(function)
+allow_namespace_option = click.option(
+    "--allow-namespace",
+    multiple=True,
+    metavar="NAME[=MODULE]",
+    help="Allow ops of torch.ops.NAME; MODULE is imported to define them.",
+)
+"""``--allow-namespace``; `import_namespaces` reads its values."""
 
 
 def import_namespaces(texts: tuple[str, ...]) -> frozenset[str]:

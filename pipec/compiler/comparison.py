@@ -3,6 +3,7 @@
 import math
 import sys
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -109,10 +110,9 @@ def compare(
     """
     dtype = str(want.dtype).removeprefix("torch.")
     by = tolerance if isinstance(tolerance, Allowed) else Allowed(tolerance)
+    made = partial(Comparison, name, kind, stage, dtype)
     if (found.shape, found.dtype) != (want.shape, want.dtype):
-        return Comparison(
-            name, kind, stage, dtype, INCOMPARABLE, 0.0, INCOMPARABLE, False, by.relative, by.basis
-        )
+        return made(INCOMPARABLE, 0.0, INCOMPARABLE, False, by.relative, by.basis)
     absolute, scale = _errors(found, want)
     scale = max(scale, floor)
     relative = (
@@ -124,9 +124,7 @@ def compare(
     off = int((found != want).sum()) if absolute else 0
     places = max(1.0, by.share * want.numel()) if by.share else 0.0
     ok = off <= places and absolute <= 1 if exact else relative <= by.relative
-    return Comparison(
-        name, kind, stage, dtype, absolute, scale, relative, ok, by.relative, by.basis
-    )
+    return made(absolute, scale, relative, ok, by.relative, by.basis)
 
 
 def _allow_steps(apart: Tensor, step: float) -> Allowed:

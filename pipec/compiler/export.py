@@ -123,17 +123,13 @@ def _split_evenly(
 
 def _torch(split: Split) -> str:
     """``torch.distributed.pipelining``: where stages begin."""
-    lines = [f"    {json.dumps(part[0])}: SplitPoint.BEGINNING," for part in split.parts[1:]]
-    return "\n".join(
-        [
-            "from torch.distributed.pipelining import SplitPoint, pipeline",
-            "",
-            "SPLIT = {",
-            *lines,
-            "}",
-            "# pipe = pipeline(model, mb_args=example_microbatch, split_spec=SPLIT)",
-        ]
-    )
+    rows = [f"    {json.dumps(part[0])}: SplitPoint.BEGINNING,\n" for part in split.parts[1:]]
+    return f"""\
+from torch.distributed.pipelining import SplitPoint, pipeline
+
+SPLIT = {{
+{"".join(rows)}}}
+# pipe = pipeline(model, mb_args=example_microbatch, split_spec=SPLIT)"""
 
 
 def _torchtitan(split: Split) -> str:
@@ -145,42 +141,35 @@ def _torchtitan(split: Split) -> str:
             got=", ".join(inner[:3]),
             want="layers.0, norm, lm_head",
         )
-    rows = [f"        {json.dumps(list(part))}," for part in split.parts]
-    return "\n".join(
-        [
-            "from torchtitan.config import ParallelismConfig",
-            "",
-            "PARALLELISM = ParallelismConfig(  # the parallelism of a Trainer.Config",
-            f"    pipeline_parallel_degree={len(split.parts)},",
-            "    # what is in no list is dropped: add what leaves no node, such as an idle Dropout",
-            "    module_fqns_per_model_part=[",
-            *rows,
-            "    ],",
-            ")",
-        ]
-    )
+    rows = [f"        {json.dumps(list(part))},\n" for part in split.parts]
+    return f"""\
+from torchtitan.config import ParallelismConfig
+
+PARALLELISM = ParallelismConfig(  # the parallelism of a Trainer.Config
+    pipeline_parallel_degree={len(split.parts)},
+    # what is in no list is dropped: add what leaves no node, such as an idle Dropout
+    module_fqns_per_model_part=[
+{"".join(rows)}    ],
+)"""
 
 
 def _deepspeed(split: Split) -> str:
     """A PipelineModule that is cut like the split, for a list of exactly these layers."""
     ends = [0, *np.cumsum([len(part) for part in split.parts]).tolist()]
-    return "\n".join(
-        [
-            "from deepspeed.pipe import PipelineModule",
-            "",
-            f"PARTS = {ends}  # first layer of every stage, and the end",
-            f"LAYERS = {json.dumps([name for part in split.parts for name in part])}",
-            "",
-            "",
-            "class Cut(PipelineModule):",
-            '    def _partition_layers(self, method="uniform"):',
-            "        if len(self._layer_specs) != PARTS[-1]:  # layers beyond would be left out",
-            '            raise ValueError(f"got {len(self._layer_specs)} layers, want {LAYERS}")',
-            "        stage = self._topo.get_coord(self.global_rank).pipe",
-            "        self.parts = PARTS",
-            "        self._set_bounds(start=PARTS[stage], stop=PARTS[stage + 1])",
-        ]
-    )
+    return f"""\
+from deepspeed.pipe import PipelineModule
+
+PARTS = {ends}  # first layer of every stage, and the end
+LAYERS = {json.dumps([name for part in split.parts for name in part])}
+
+
+class Cut(PipelineModule):
+    def _partition_layers(self, method="uniform"):
+        if len(self._layer_specs) != PARTS[-1]:  # layers beyond would be left out
+            raise ValueError(f"got {{len(self._layer_specs)}} layers, want {{LAYERS}}")
+        stage = self._topo.get_coord(self.global_rank).pipe
+        self.parts = PARTS
+        self._set_bounds(start=PARTS[stage], stop=PARTS[stage + 1])"""
 
 
 def _llama(split: Split) -> str:

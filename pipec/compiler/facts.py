@@ -90,9 +90,7 @@ def _forward(plan: Plan, stage: Stage) -> StageFacts:
     timing, whole = plan.timing[stage.index], find_measured(plan, stage)
     cost, weights = whole or StageCost(timing.compute_seconds), float(stage.graph.weight_bytes)
     if plan.trains:  # before it is differentiated: weights, and nothing that is guessed
-        return StageFacts(
-            _kind(plan, stage), replace(cost, workspace={}), float(stage.graph.weight_bytes)
-        )
+        return StageFacts(_kind(plan, stage), replace(cost, workspace={}), weights)
     room = whole.workspace.get("F", 0) if whole else timing.workspace_bytes
     streams = not timing.workspace_bytes  # weights are where the backend puts them
     return StageFacts(

@@ -11,6 +11,7 @@ What its backward takes, in units of its forward, follows from what has to be co
 """
 
 import operator
+from math import prod
 
 import torch
 from torch import Tensor, fx
@@ -77,11 +78,8 @@ def _node_cost(
 
 def _count_touched(t: Tensor) -> int:
     """Bytes of the distinct elements of a tensor: a broadcast dimension has one."""
-    count = t.element_size()
-    for length, stride in zip(t.shape, t.stride(), strict=True):
-        if stride != 0 or length == 0:
-            count *= length
-    return count
+    lengths = (n for n, s in zip(t.shape, t.stride(), strict=True) if s != 0 or n == 0)
+    return prod(lengths, start=t.element_size())
 
 
 def _is_viewable(t: Tensor, shape: torch.Size) -> bool:

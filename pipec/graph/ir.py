@@ -122,6 +122,21 @@ class Origin:
         return f"{self.op} {self.name or '(top level)'}{place}"
 
 
+class Ends:
+    """What reads inputs and yields outputs of several kinds."""
+
+    inputs: tuple[GraphInput, ...]
+    outputs: tuple[GraphOutput, ...]
+
+    def inputs_of(self, *kinds: InputKind) -> list[GraphInput]:
+        """The inputs of the given kinds, in placeholder order."""
+        return [i for i in self.inputs if i.kind in kinds]
+
+    def outputs_of(self, *kinds: OutputKind) -> list[GraphOutput]:
+        """The outputs of the given kinds, in tuple order."""
+        return [o for o in self.outputs if o.kind in kinds]
+
+
 MEMORY = "memory"
 """The kind of a source that is a module given through the API."""
 
@@ -144,7 +159,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Graph:
+class Graph(Ends):
     """One flat, functional graph; see the module's docstring for what it may contain.
 
     Attributes:
@@ -199,14 +214,6 @@ class Graph:
             if found.name == name:
                 return found
         raise GraphError("no such node", got=name, where=type(self.module).__name__)
-
-    def inputs_of(self, *kinds: InputKind) -> list[GraphInput]:
-        """The inputs of the given kinds, in placeholder order."""
-        return [i for i in self.inputs if i.kind in kinds]
-
-    def outputs_of(self, *kinds: OutputKind) -> list[GraphOutput]:
-        """The outputs of the given kinds, in tuple order."""
-        return [o for o in self.outputs if o.kind in kinds]
 
     @property
     def rows(self) -> int:

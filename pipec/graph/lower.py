@@ -23,6 +23,7 @@ from torch import fx
 
 from pipec.graph.comm import FETCH, OFFLOAD, RECV, SEND
 from pipec.graph.ir import (
+    Ends,
     Graph,
     GraphInput,
     GraphOutput,
@@ -50,7 +51,7 @@ class Transfer:
 
 
 @dataclass(frozen=True)
-class Lowered:
+class Lowered(Ends):
     """What a stage does in one microbatch: receive or fetch, compute, send or offload.
 
     Attributes:
@@ -73,14 +74,6 @@ class Lowered:
     def nodes(self) -> Mapping[str, fx.Node]:
         """Name to node of the stage's graph."""
         return self.stage.nodes
-
-    def inputs_of(self, *kinds: InputKind) -> list[GraphInput]:
-        """What it reads of the given kinds, in order."""
-        return [i for i in self.inputs if i.kind in kinds]
-
-    def outputs_of(self, *kinds: OutputKind) -> list[GraphOutput]:
-        """What it yields of the given kinds, in order."""
-        return [o for o in self.outputs if o.kind in kinds]
 
     @cached_property
     def graph(self) -> Graph:

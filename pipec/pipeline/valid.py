@@ -13,8 +13,8 @@ from torch import fx
 
 from pipec.autodiff.recompute import draws_of
 from pipec.errors import PlanError
+from pipec.graph.arguments import bind_if_op
 from pipec.graph.ir import Graph, InputKind, OutputKind, op_name, origin, tensor
-from pipec.graph.torch_private import OpOverload, argument_names_and_defaults
 from pipec.graph.written import extract
 
 Count = Callable[[Mapping[str, torch.Tensor]], float]
@@ -161,12 +161,12 @@ def weights_of(counts: Sequence[Sequence[float]]) -> list[float]:
 
 
 def _cross_entropy(graph: Graph, node: fx.Node, rows: Count) -> Count | None:
-    target, weight = node.args[1], _argument(node, "weight")
-    if _argument(node, "reduction") != _MEAN:
+    target, weight = node.args[1], bind_if_op(node).get("weight")
+    if bind_if_op(node).get("reduction") != _MEAN:
         return None
     if not isinstance(target, fx.Node) or target.meta["val"].is_floating_point():
         return None
-    targets, index = _compile(graph, target), _argument(node, "ignore_index")
+    targets, index = _compile(graph, target), bind_if_op(node).get("ignore_index")
     scale = _compile(graph, weight) if isinstance(weight, fx.Node) else None
     if targets is None and scale is weight is None and not _may_be(graph, target, index):
         return rows  # the model's own labels, all of which count
@@ -182,7 +182,7 @@ def _cross_entropy(graph: Graph, node: fx.Node, rows: Count) -> Count | None:
     return count
 
 
-def _may_be(graph: Graph, target: fx.Node, index: int) -> bool:
+def _may_be(graph: Graph, target: fx.Node, index: Any) -> bool:
     """Whether a number stands somewhere in what computes a target."""
     seen, todo = {target}, [target]
     while todo:
@@ -204,12 +204,12 @@ def _reduction(node: object, rows: int) -> int | None:
     found = None
     while isinstance(node, fx.Node) and node.op == "call_function":
         name = op_name(node)
-        if (reduction := _argument(node, "reduction")) in {_MEAN, _SUM}:
+        if (reduction := bind_if_op(node).get("reduction")) in {_MEAN, _SUM}:
             return None if reduction == _MEAN and name in _LOSSES else reduction
         if name.startswith(_PRODUCTS) and not tensor(node).dim():
             return _SUM
         if name.startswith((*_SUMS, "aten.mean.")):
-            dims, shape = _argument(node, "dim"), tensor(node.all_input_nodes[0]).shape
+            dims, shape = bind_if_op(node).get("dim"), tensor(node.all_input_nodes[0]).shape
             dims = [dims] if isinstance(dims, int) else dims
             if not dims or len(dims) == len(shape) or (
                 any(d % len(shape) == 0 for d in dims) and shape[0] % rows == 0
@@ -240,14 +240,6 @@ def _divisor(graph: Graph, node: object) -> Count | None:
         return None
     value = _compile(graph, node)
     return None if value is None else lambda inputs: float(value(inputs))
-
-
-def _argument(node: fx.Node, name: str) -> Any:
-    """What an op is given under this name, or its default; None if it has no such argument."""
-    if not isinstance(node.target, OpOverload):
-        return None
-    known = argument_names_and_defaults(node.target)
-    return {**known, **dict(zip(known, node.args, strict=False)), **node.kwargs}.get(name)
 
 
 def _compile(

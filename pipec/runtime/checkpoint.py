@@ -15,7 +15,6 @@ file of its own and waits for nobody, so that no death can hold a survivor there
 what is not good is passed over for the newest one that is.
 """
 
-import hashlib
 import json
 import shutil
 from collections.abc import Callable, Mapping
@@ -31,7 +30,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from pipec.errors import PipecError, PlanError
-from pipec.files import Lock
+from pipec.files import Lock, text_digest
 from pipec.plan.manifest import sha256_of
 from pipec.runtime.agreement import exchange
 from pipec.runtime.executor import Executor
@@ -91,7 +90,7 @@ def check_file(path: Path, want: str) -> None:
 
 
 def _digest(data: Mapping[str, object]) -> str:
-    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
+    return text_digest(json.dumps(data, sort_keys=True))
 
 
 _PREFIX, _PART = "round-", ".part"

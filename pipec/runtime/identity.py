@@ -1,6 +1,5 @@
 """The settings of a rank as short texts and digests: ranks of one run must have the same."""
 
-import hashlib
 import inspect
 import json
 import math
@@ -12,7 +11,7 @@ from importlib.metadata import version
 import torch
 
 from pipec.errors import PipecError
-from pipec.files import PACKAGE, code_of
+from pipec.files import PACKAGE, code_of, text_digest
 from pipec.graph.ir import Graph, InputKind, tensor
 from pipec.graph.tensor_type import has_data, weights_digest
 from pipec.graph.torch_private import tree_leaves
@@ -149,8 +148,7 @@ def digest(given: object) -> str | None:
 
 def digest_of(data: object) -> str:
     """The beginning of the SHA-256 of plain data."""
-    text = json.dumps(data, sort_keys=True, default=_plain)
-    return hashlib.sha256(text.encode()).hexdigest()[:_SHORT]
+    return text_digest(json.dumps(data, sort_keys=True, default=_plain))[:_SHORT]
 
 
 def _plain(value: object) -> object:

@@ -38,7 +38,6 @@ class StageModule(nn.Module):
         super().__init__()
         self._low = (lower(plan.stages[stage].graph),)
         graph = self._low[0].graph
-        self._graph_module = (graph.module,)
         self._tied = plan.graph.tied
         given, trained = name_weights(weights or plan.graph.weights, plan), _find_trained(plan)
         shared = plan.find_tied()
@@ -80,7 +79,7 @@ class StageModule(nn.Module):
         parameters = self.named_parameters(remove_duplicate=False)
         held = {**dict(parameters), **dict(self.named_buffers(remove_duplicate=False))}
         values = [held[i.name] if i.kind.is_weight else given[i.name] for i in graph.inputs]
-        results = self._graph_module[0](*values)
+        results = graph.module(*values)
         found = {}
         for o, x in zip(graph.outputs, results, strict=True):
             if o.kind is OutputKind.BUFFER_UPDATE:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import prod
 
 import torch
 
@@ -62,10 +63,7 @@ class TensorType:
     @property
     def nbytes(self) -> int:
         """Bytes in a packed buffer."""
-        count = 1
-        for n in self.kept:
-            count *= n
-        return count * self.torch_dtype.itemsize
+        return prod(self.kept) * self.torch_dtype.itemsize
 
 
 _ALIGNMENT = 16

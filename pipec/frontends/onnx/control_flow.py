@@ -51,7 +51,7 @@ def scan(ctx: Context, *values: Value) -> Result:
     """The body once per slice of the scanned inputs; the older form runs once per batch item."""
     if ctx.version < 9:
         return _scan_batched(ctx, values)
-    return tuple(_scan(ctx, list(values), "", _directions(ctx)))
+    return tuple(_scan(ctx, list(values), ""))
 
 
 def _scan_batched(ctx: Context, values: tuple[Value, ...]) -> Result:
@@ -59,28 +59,17 @@ def _scan_batched(ctx: Context, values: tuple[Value, ...]) -> Result:
         raise Refused("sequence lengths in Scan-8")
     rest = values[1:]
     batch = dims(rest[0])[0]
-    directions = {"input": ctx.attr("directions", []), "axes": [], "output": [], "out_axes": []}
-    rows = [_scan(ctx, [_slice(v, 0, b) for v in rest], f"{b}.", directions) for b in range(batch)]
+    rows = [_scan(ctx, [_slice(v, 0, b) for v in rest], f"{b}.") for b in range(batch)]
     return tuple(join(ctx, list(column), 0) for column in zip(*rows, strict=True))
 
 
-def _directions(ctx: Context) -> dict[str, list[int]]:
-    return {
-        "input": ctx.attr("scan_input_directions", []),
-        "axes": ctx.attr("scan_input_axes", []),
-        "output": ctx.attr("scan_output_directions", []),
-        "out_axes": ctx.attr("scan_output_axes", []),
-    }
-
-
-def _scan(
-    ctx: Context, values: list[Value], tag: str, options: dict[str, list[int]]
-) -> list[Value]:
+def _scan(ctx: Context, values: list[Value], tag: str) -> list[Value]:
     body: onnx.GraphProto = ctx.attr("body")
     count = int(ctx.attr("num_scan_inputs"))
     state, scanned = values[: len(values) - count], values[len(values) - count :]
-    axes = options["axes"] or [0] * count
-    backwards = options["input"] or [0] * count
+    axes = ctx.attr("scan_input_axes") or [0] * count
+    older = ctx.attr("directions")  # of Scan-8, which has no other of these attributes
+    backwards = ctx.attr("scan_input_directions") or older or [0] * count
     trips = dims(scanned[0])[axes[0]]
     if trips > MOST_TRIPS:
         raise Refused(f"more than {MOST_TRIPS} iterations to unroll")
@@ -94,8 +83,8 @@ def _scan(
         state, row = outputs[: len(state)], outputs[len(state) :]
         rows.append(row)
     columns = [list(column) for column in zip(*rows, strict=True)]
-    reverse = options["output"] or [0] * len(columns)
-    out_axes = options["out_axes"] or [0] * len(columns)
+    reverse = ctx.attr("scan_output_directions") or [0] * len(columns)
+    out_axes = ctx.attr("scan_output_axes") or [0] * len(columns)
     return [
         *state,
         *(

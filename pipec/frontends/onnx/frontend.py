@@ -1,6 +1,7 @@
 """The front end for ``.onnx`` files."""
 
 from collections.abc import Callable, Iterable, Mapping
+from copy import deepcopy
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -322,8 +323,7 @@ def session(model: ModelFile, outputs: Iterable[str] = (), *, profile: Path | No
     own = {o.name for o in model.proto.graph.output}
     more = [onnx.ValueInfoProto(name=n) for n in outputs if n not in own]
     if model.proto.ir_version > LARGEST_IR_VERSION or model.path is None or more or profile:
-        copy = onnx.ModelProto()
-        copy.CopyFrom(model.proto)
+        copy = deepcopy(model.proto)
         if profile:
             options.enable_profiling, options.profile_file_prefix = True, str(profile)
             for k, node in enumerate(copy.graph.node):

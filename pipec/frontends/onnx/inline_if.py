@@ -5,9 +5,10 @@ file keeps its If; what the compiler sees, and what indices of nodes refer to, i
 """
 
 from collections.abc import Collection, Mapping
+from copy import deepcopy
 
 import onnx
-from onnx import GraphProto, NodeProto, TensorProto
+from onnx import GraphProto, NodeProto
 
 from pipec.frontends.onnx.frame import shorten_domain
 from pipec.frontends.onnx.reader import ModelFile
@@ -19,8 +20,7 @@ def inline_ifs(model: ModelFile, known: Mapping[str, Array]) -> ModelFile | None
     graph = model.proto.graph
     if not any(_is_known_if(node, known) for node in graph.node):
         return None
-    proto = onnx.ModelProto()
-    proto.CopyFrom(model.proto)
+    proto = deepcopy(model.proto)
     taken = names_of(graph)
     del proto.graph.node[:]
     for k, node in enumerate(graph.node):
@@ -49,8 +49,7 @@ def _inline(
         renamed[inner] = inner if inner not in taken else fresh(f"{inner}/{k}", taken)
         taken.add(renamed[inner])
     for tensor in branch.initializer:
-        copy = TensorProto()
-        copy.CopyFrom(tensor)
+        copy = deepcopy(tensor)
         copy.name = renamed[tensor.name]
         graph.initializer.append(copy)
     for inner_node in branch.node:
@@ -63,8 +62,7 @@ def _inline(
 
 def _rename_node(node: NodeProto, renamed: Mapping[str, str]) -> NodeProto:
     """A copy with names replaced, in subgraphs too, where they do not define the name anew."""
-    copy = NodeProto()
-    copy.CopyFrom(node)
+    copy = deepcopy(node)
     copy.input[:] = [renamed.get(n, n) for n in node.input]
     copy.output[:] = [renamed.get(n, n) for n in node.output]
     for attribute in copy.attribute:

@@ -8,6 +8,7 @@ What ops are run on fake tensors on the way, a `Recorder` writes down.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
 from typing import Any, cast
 
 import numpy as np
@@ -270,20 +271,17 @@ def body_of(node: NodeProto, frame: Frame, values: Sequence[Value]) -> FunctionP
 def _schema_body(
     schema: Any, version: int, node: NodeProto, values: Sequence[Value]
 ) -> FunctionProto:
+    body: FunctionProto
     if schema.has_context_dependent_function:
         types = [type_proto(v).SerializeToString() for v in values]
+        written = schema.get_context_dependent_function_with_opset_version
         versions = schema.context_dependent_function_opset_versions
         for v in sorted((v for v in versions if v <= version), reverse=True):
-            body = FunctionProto()
-            serialized = node.SerializeToString()
-            body.ParseFromString(
-                schema.get_context_dependent_function_with_opset_version(v, serialized, types)
-            )
+            body = FunctionProto.FromString(written(v, node.SerializeToString(), types))
             if body.node:
                 return body
     for v in sorted((v for v in schema.function_opset_versions if v <= version), reverse=True):
-        body = FunctionProto()
-        body.ParseFromString(schema.get_function_with_opset_version(v))
+        body = FunctionProto.FromString(schema.get_function_with_opset_version(v))
         return body
     raise Refused("it has no function body")
 
@@ -291,8 +289,7 @@ def _schema_body(
 def _bind_attributes(body: FunctionProto, node: NodeProto, defaults: Attributes) -> FunctionProto:
     """A copy of ``body`` in which references to attributes are replaced by their values."""
     given = {**defaults, **{a.name: a for a in node.attribute}}
-    bound = FunctionProto()
-    bound.CopyFrom(body)
+    bound = deepcopy(body)
     _bind(bound.node, given)
     return bound
 
@@ -304,8 +301,7 @@ def _bind(nodes: Sequence[NodeProto], given: Attributes) -> None:
             if not a.ref_attr_name:
                 kept.append(a)
             elif a.ref_attr_name in given:
-                value = AttributeProto()
-                value.CopyFrom(given[a.ref_attr_name])
+                value = deepcopy(given[a.ref_attr_name])
                 value.name = a.name
                 kept.append(value)
         for a in kept:

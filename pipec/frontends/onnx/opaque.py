@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Sequence
+from copy import deepcopy
 
 import numpy as np
 import onnx
@@ -84,8 +85,7 @@ def _types(ctx: Context, model: onnx.ModelProto) -> list[Type]:
 
 def _loop_types(ctx: Context, unit: onnx.ModelProto, carried: Sequence[Value]) -> list[Type]:
     """Types of a Loop's outputs: those of the carried values, if one iteration keeps them."""
-    body = onnx.GraphProto()
-    body.CopyFrom(ctx.attr("body"))
+    body: onnx.GraphProto = deepcopy(ctx.attr("body"))
     if any(ctx.node.output[len(carried) :]):
         raise Refused("the number of rows that it stacks depends on data")
     before = [type_proto(v) for v in carried]

@@ -11,6 +11,7 @@ Operators: onnxruntime's `ContribOperators.md` and ONNX's ``QLinearConv`` and ``
 """
 
 from collections.abc import Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 
 import onnx
@@ -49,8 +50,7 @@ def replace_paired(model: ModelFile) -> ModelFile:
     graph = model.proto.graph
     if not any(n.op_type in _FORMS or n.op_type == "QLinearConcat" for n in graph.node):
         return model
-    proto = onnx.ModelProto()
-    proto.CopyFrom(model.proto)
+    proto = deepcopy(model.proto)
     del proto.graph.node[:]
     pairs = _Pairs({t.name: len(t.dims) for t in graph.initializer}, names_of(graph), _read(graph))
     for node in graph.node:

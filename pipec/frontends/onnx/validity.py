@@ -9,6 +9,7 @@ out, for engines take a wrong one there with a warning; declared element types a
 import math
 import re
 from collections.abc import Iterable, Iterator
+from copy import deepcopy
 from itertools import chain
 
 import onnx
@@ -128,8 +129,7 @@ def _by_onnx(proto: ModelProto) -> str | None:
     """What the checker, or inference in strict mode, finds; None if nothing."""
     try:
         lean = _lean(proto)
-        shaped = ModelProto()
-        shaped.CopyFrom(lean)
+        shaped = deepcopy(lean)
         for info in (*shaped.graph.input, *shaped.graph.output):
             if info.type.HasField("tensor_type"):
                 info.type.tensor_type.shape.SetInParent()  # the checker wants one, engines do not
