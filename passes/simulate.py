@@ -29,7 +29,6 @@ class Simulate(Pass):
         Raises:
             PipecError: The schedule comes to a standstill, or a device holds too much.
         """
-        assert plan.schedule is not None
-        timeline = plan_timeline(plan, plan.schedule)
+        timeline = plan_timeline(plan, plan.order)
         check_limit(plan, timeline)
         return plan.replace(timeline=timeline)

@@ -12,6 +12,7 @@ error: unit 'GBs' is not known
 import difflib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Self
 
 
 def did_you_mean(name: str, known: Iterable[str], otherwise: str | None = None) -> str | None:
@@ -83,6 +84,10 @@ class PipecError(Exception):
         facts = {"where": where, "got": got, "want": want, "hint": hint}
         lines = [f"  {name + ':':<7}{fact}" for name, fact in facts.items() if fact is not None]
         super().__init__("\n".join([what, *lines]))
+
+    def at(self, where: object) -> Self:
+        """The same mistake, found at another place."""
+        return type(self)(self.what, where=where, got=self.got, want=self.want, hint=self.hint)
 
 
 class FrontendError(PipecError):

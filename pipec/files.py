@@ -121,13 +121,18 @@ def replacing(path: Path) -> Iterator[Path]:
                     temporary.chmod(final.stat().st_mode)
                 temporary.replace(final)
     except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        what = "the disk is full; nothing was written" if full else "cannot write the file"
-        raise PipecError(what, where=path, got=error.strerror or error) from error
+        raise unwritten(path, error, "cannot write the file") from error
     finally:
         if temporary != final:
             with suppress(OSError):
                 temporary.unlink()
+
+
+def unwritten(path: Path, error: OSError, what: str, hint: str | None = None) -> PipecError:
+    """The error of what could not be written: a full disk, or else ``what``."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        what, hint = "the disk is full; nothing was written", None
+    return PipecError(what, where=path, got=error.strerror or error, hint=hint)
 
 
 def find_leftovers(folder: Path, prefix: str) -> list[Path]:

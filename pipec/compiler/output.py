@@ -1,7 +1,6 @@
 """Writing a directory all at once: it appears complete under its name, or not at all."""
 
 import ctypes
-import errno
 import json
 import os
 import shutil
@@ -12,14 +11,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pipec.errors import PipecError
-from pipec.files import find_leftovers, read_data
-from pipec.plan.manifest import EDITABLE, FORMAT
+from pipec.files import find_leftovers, read_data, unwritten
+from pipec.plan.manifest import EDITABLE, FORMAT, PLAN
 from pipec.signals import interrupt_on
 
 _ASIDE = ".old"
 _HERE, _EXCHANGE = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of renameat2(2)
-MARK = "plan.json"
-"""The file by which a directory is known as one that pipec wrote."""
 
 
 @contextmanager
@@ -52,7 +49,8 @@ def atomic_directory(path: Path, *, force: bool = False) -> Iterator[Path]:
             yield temporary
             _take_place(temporary, path)
     except OSError as error:
-        raise _cannot_write(path, error) from error
+        hint = "name one in a folder where files may be written"
+        raise unwritten(path, error, "the output cannot be written", hint) from error
     finally:
         if temporary is not None:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -83,7 +81,7 @@ def check_target(path: Path, *, force: bool = False) -> None:
             "the directory holds something that pipec did not write; it is not replaced",
             where=path,
             got=", ".join(others[:5]) + (" ..." if len(others) > 5 else ""),
-            want=f"a directory with a {MARK} of pipec and what it lists, or an empty one",
+            want=f"a directory with a {PLAN} of pipec and what it lists, or an empty one",
             hint="move these away, or name another directory",
         )
 
@@ -91,9 +89,9 @@ def check_target(path: Path, *, force: bool = False) -> None:
 def _not_written(path: Path) -> list[str]:
     """Names in a directory that no plan in it lists; what a stage's folder holds is the plan's."""
     try:
-        record = json.loads(read_data(path / MARK))
+        record = json.loads(read_data(path / PLAN))
         files = record["files"] if record["format"] == FORMAT else ()
-        listed = (MARK, "__pycache__", *EDITABLE, *(name.split("/")[0] for name in files))
+        listed = (PLAN, "__pycache__", *EDITABLE, *(name.split("/")[0] for name in files))
         known = set(listed if files else ())
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         known = set()
@@ -139,12 +137,3 @@ def _sweep(path: Path) -> None:
             left.rename(path)
         else:
             shutil.rmtree(left, ignore_errors=True)
-
-
-def _cannot_write(path: Path, error: OSError) -> PipecError:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return PipecError(
-            "the disk is full; nothing was written", where=path, got=error.strerror or error
-        )
-    what, hint = "the output cannot be written", "name one in a folder where files may be written"
-    return PipecError(what, where=path, got=error.strerror or error, hint=hint)

@@ -48,13 +48,12 @@ class Rival:
 
     def to_json(self) -> dict[str, Any]:
         """As JSON data."""
-        assert self.plan.schedule is not None
         assert self.plan.partition is not None
         return {
             "layout": self.layout,
-            "schedule": self.plan.schedule.name,
+            "schedule": self.plan.order.name,
             "stages": len(self.plan.stages),
-            "microbatches": self.plan.schedule.microbatches,
+            "microbatches": self.plan.order.microbatches,
             "deadlock": False,
             "seconds": self.seconds,
             "stage_seconds": list(self.plan.partition.seconds),
@@ -63,10 +62,9 @@ class Rival:
 
     def __str__(self) -> str:
         """Two lines."""
-        assert self.plan.schedule is not None
         return (
-            f"beside {self.layout}: {self.plan.schedule.name}, {len(self.plan.stages)} stages, "
-            f"{self.plan.schedule.microbatches} microbatches: free of deadlock, "
+            f"beside {self.layout}: {self.plan.order.name}, {len(self.plan.stages)} stages, "
+            f"{self.plan.order.microbatches} microbatches: free of deadlock, "
             f"{self.seconds * 1e3:.4g} ms per step\n"
             f"the chosen plan is {self.ratio:.3g} times as fast"
         )

@@ -28,6 +28,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from pipec.errors import FrontendError
 from pipec.frontends.base import user_code
 from pipec.frontends.lost import allow_state_changes
+from pipec.graph.autocast import autocast_dtype
 from pipec.graph.eager import EAGER, EagerCall, Run, register_call, weights_of
 from pipec.graph.ir import MEMORY, Source
 from pipec.graph.tensor_type import has_data, types_text
@@ -269,7 +270,7 @@ def _record_call(
         tuple(k for k, w in enumerate(weights) if not isinstance(w, nn.Parameter)),
         {m: m.training for m in module.modules()},
         tracked,
-        _autocast((tensors or weights)[0].device.type),
+        autocast_dtype((tensors or weights)[0].device.type),
     )
     before, kept = torch.get_rng_state(), dict[int, int]()
     with saved_tensors_hooks(partial(_note_bytes, kept), lambda t: t):
@@ -311,12 +312,6 @@ def _note_bytes(kept: dict[int, int], saved: Tensor) -> Tensor:
     """Note the bytes of what autograd saves."""
     kept[storage_key(saved)] = saved.untyped_storage().nbytes()
     return saved
-
-
-def _autocast(device: str) -> str:
-    if not torch.is_autocast_enabled(device):
-        return ""
-    return str(torch.get_autocast_dtype(device)).removeprefix("torch.")
 
 
 def _flops(call: EagerCall, given: Sequence[Tensor]) -> int:

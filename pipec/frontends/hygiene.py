@@ -53,12 +53,13 @@ _IDENTITY_IF_SAME = frozenset(
 )
 """Ops that are the identity when shape, dtype, stride and device of the result are the input's."""
 
-_INPUT_KINDS = {
+INPUT_KINDS = {
     export.InputKind.PARAMETER: InputKind.PARAMETER,
     export.InputKind.BUFFER: InputKind.BUFFER,
     export.InputKind.CONSTANT_TENSOR: InputKind.CONSTANT,
     export.InputKind.USER_INPUT: InputKind.INPUT,
 }
+"""Kinds of inputs as `torch.export` has them, in order, to those of a graph."""
 _PREFIX = {InputKind.PARAMETER: "p_", InputKind.BUFFER: "b_", InputKind.STATE: "b_",
            InputKind.CONSTANT: "c_"}  # fmt: skip
 
@@ -168,9 +169,9 @@ class _Copy:
         for n, spec in zip(placeholders, self.program.signature.input_specs, strict=True):
             if isinstance(spec.arg, export.ConstantArgument) and not n.users:
                 continue
-            if spec.kind not in _INPUT_KINDS or not isinstance(n.meta.get("val"), Tensor):
+            if spec.kind not in INPUT_KINDS or not isinstance(n.meta.get("val"), Tensor):
                 raise FrontendError("an input is not a tensor", where=n.name, got=spec.kind.name)
-            kind = _INPUT_KINDS[spec.kind]
+            kind = INPUT_KINDS[spec.kind]
             if spec.persistent is False:  # in no state dict
                 kind = InputKind.STATE if spec.target in written else InputKind.CONSTANT
             name = next(user) if kind is InputKind.INPUT else self._weight(str(spec.target))

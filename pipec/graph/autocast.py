@@ -3,6 +3,12 @@
 import torch
 
 from pipec.errors import PlanError
+from pipec.graph.tensor_type import dtype_text
+
+
+def autocast_dtype(kind: str) -> str:
+    """Name of the dtype that autocast casts to on a kind of device; empty where it is off."""
+    return dtype_text(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else ""
 
 
 def refuse_autocast(kind: str, doing: str, hint: str) -> None:
@@ -16,8 +22,7 @@ def refuse_autocast(kind: str, doing: str, hint: str) -> None:
     Raises:
         PlanError: It is on.
     """
-    if torch.is_autocast_enabled(kind):
-        dtype = str(torch.get_autocast_dtype(kind)).removeprefix("torch.")
+    if dtype := autocast_dtype(kind):
         raise PlanError(
             "autocast is on around pipec, and would be put on top of the graph's own casts",
             got=f"torch.autocast({kind!r}, torch.{dtype})",

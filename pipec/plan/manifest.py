@@ -100,9 +100,8 @@ def check_files(directory: Path, files: Mapping[str, str], *, skip: tuple[str, .
     wrong = []
     for name, want in files.items():
         pure = PurePosixPath(name)
-        if pure.is_absolute() or ".." in pure.parts:
-            raise PlanError("the plan names a file outside its directory", got=name)
-        if not (directory / name).resolve().is_relative_to(directory.resolve()):
+        inside = (directory / name).resolve().is_relative_to(directory.resolve())
+        if pure.is_absolute() or ".." in pure.parts or not inside:
             raise PlanError("the plan names a file outside its directory", got=name)
         try:
             if pure.name in skip:

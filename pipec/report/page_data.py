@@ -72,14 +72,13 @@ def nodes_data(plan: Plan) -> Data:
     number = {n.name: k for k, n in enumerate(calls)}
     ops, paths, layers, types = _TextTable(), _TextTable(), _TextTable(), _TextTable()
     edges = [[number[v.name] for v in n.all_input_nodes if v.name in number] for n in calls]
-    stage_of = plan.partition.stage_of if plan.partition else {}
     origins, times = [origin(n) for n in calls], list_node_times(plan)
     columns = {
         "op": pack_column([ops(op_name(n)) for n in calls], "i16"),
         "path": pack_column([paths(o.name) for o in origins], "i32"),
         "layer": pack_column([layers(o.op) for o in origins], "i16"),
         "type": pack_column([types(_type(n)) for n in calls], "i32"),
-        "stage": pack_column([stage_of.get(n.name, -1) for n in calls], "i16"),
+        "stage": pack_column([plan.home.get(n.name, -1) for n in calls], "i16"),
         "seconds": pack_column([times[n][1] if n in times else 0.0 for n in calls], "f32"),
         "flops": pack_column(
             [plan.costs.nodes[n.name].flops for n in calls] if plan.costs else [], "f32"

@@ -175,7 +175,7 @@ def list_node_times(plan: Plan) -> dict[fx.Node, tuple[str, float]]:
     if plan.costs is None:
         return found
     for n in plan.graph.calls:
-        stage = plan.partition.stage_of.get(n.name, 0) if plan.partition else 0
+        stage = plan.home.get(n.name, 0)
         kind = plan.cluster.devices[(*_devices(plan, stage), stage)[0]].kind
         found[n] = kind, plan.costs.of(kind).get(n.name, 0.0)
     return found

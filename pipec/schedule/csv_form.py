@@ -69,20 +69,13 @@ def from_csv(text: str, *, name: str = "csv", where: str | None = None) -> Sched
             try:
                 row += _actions(cell.strip())
             except ScheduleError as error:
-                raise ScheduleError(
-                    error.what,
-                    where=f"{where or 'CSV'}, line {line}, cell {column}",
-                    got=error.got,
-                    want=error.want,
-                ) from error
+                raise error.at(f"{where or 'CSV'}, line {line}, cell {column}") from error
         rows.append(row)
     try:
         place = placement_of([Ops.of([a for a in row if a.kind.is_compute]) for row in rows])
         return from_rows(name, _on_replicas(rows, place), placement=place)
     except ScheduleError as error:
-        raise ScheduleError(
-            error.what, where=where or "CSV", got=error.got, want=error.want, hint=error.hint
-        ) from error
+        raise error.at(where or "CSV") from error
 
 
 def _on_replicas(rows: list[list[Action]], place: Placement) -> list[list[Action]]:

@@ -16,7 +16,7 @@ from torch.export import graph_signature as export
 from pipec.errors import FrontendError, NoLossError, first_line
 from pipec.frontends.base import Frontend, Loaded, LoadOptions, resize_inputs, user_code
 from pipec.frontends.factory import call_loss
-from pipec.frontends.hygiene import Naming, Traced, clean_graph
+from pipec.frontends.hygiene import INPUT_KINDS, Naming, Traced, clean_graph
 from pipec.frontends.onnx.axes import Growth, open_axes
 from pipec.frontends.onnx.evaluation import Evaluation, evaluate_file, evaluate_model
 from pipec.frontends.onnx.mini import LARGEST_IR_VERSION
@@ -142,12 +142,7 @@ def graph_of(evaluation: Evaluation, source: Source, loss: Loss | None = None) -
     return _beside_readers(graph, module.names)
 
 
-_KINDS = {
-    InputKind.PARAMETER: export.InputKind.PARAMETER,
-    InputKind.BUFFER: export.InputKind.BUFFER,
-    InputKind.CONSTANT: export.InputKind.CONSTANT_TENSOR,
-    InputKind.INPUT: export.InputKind.USER_INPUT,
-}
+_KINDS = {kind: exported for exported, kind in INPUT_KINDS.items()}
 
 
 def _record(evaluation: Evaluation) -> Traced:
