@@ -177,10 +177,14 @@ def rounding_tolerance(graph: Graph, roundings_per_node: float) -> float:
         graph: The whole model; what values are packed into on their way is not arithmetic of it.
         roundings_per_node: How unlike the two engines' kernels are.
     """
+    return min(LARGEST, coarsest(graph) * roundings_per_node * math.sqrt(len(graph.calls)))
+
+
+def coarsest(graph: Graph) -> float:
+    """The largest machine epsilon of a graph's own arithmetic; 0 without floats."""
     own = [n for n in graph.calls if origin(n).op != PACK]
     dtypes = {t.dtype for n in own for t in tensors(n) if t.dtype.is_floating_point}
-    eps = max((torch.finfo(d).eps for d in dtypes), default=0.0)
-    return min(LARGEST, eps * roundings_per_node * math.sqrt(len(graph.calls)))
+    return max((torch.finfo(d).eps for d in dtypes), default=0.0)
 
 
 def packing_step(graph: Graph) -> float:

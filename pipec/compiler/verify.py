@@ -11,7 +11,7 @@ In quantised models a float between two integers rounds to either side, and what
 no smaller than what follows of a fault. So what is compared was computed by one engine: stages of
 torch with the traced graph, stages of onnxruntime with the file. The traced graph is held against
 the file node by node: each quantised node is given what the file's engine computed before it, and
-may be one step off at `STEPS_OFF` of the places.
+may be one step off at `interpret.STEPS_OFF` of the places.
 
 Other engines draw other random numbers. Of what such stages draw nothing is compared but what later
 stages make of it; and where the model as written is run by another engine than torch, no output
@@ -25,11 +25,20 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 
 from pipec.compiler.backend import Emitted, load_backend, read_back
 from pipec.compiler.comparison import Allowed, Comparison, compare, packing_step
 from pipec.compiler.inputs import KINDS, choose_inputs, draw
+from pipec.compiler.interpret import (
+    NODE,
+    STEPS_OFF,
+    Ran,
+    Tensors,
+    Yield,
+    measure_noise,
+    run_graph,
+)  # fmt: skip
 from pipec.compiler.job import StageFunction, run_chain
 from pipec.compiler.loaded import Loaded
 from pipec.compiler.same_model import DECLARED, check_outputs, check_same_model
@@ -38,17 +47,9 @@ from pipec.compiler.verify_training import compare_gradients
 from pipec.errors import PlanError
 from pipec.graph.copies import PACK, find_unpacked
 from pipec.graph.ir import Graph, OutputKind, origin
-from pipec.graph.quantised import QUANTIZE
 from pipec.plan.model import Plan
 from pipec.plan.store import check_shown, load_plan
 from pipec.runtime.draws import count_draws, drawing, find_drawn, number_draws, seed_graph, stream
-
-STEPS_OFF = 0.02
-"""Share of the places of an integer tensor at which another engine may round to the other side."""
-
-_TIE = 2.0**-12
-"""Steps from the middle between two integers at which float32 cannot tell its side: in means of
-four integers every fourth place is a tie."""
 
 STEEP_TRIALS = 4
 """Where something is off, so many trials and roundings see whether the model is that steep there:
@@ -57,14 +58,8 @@ in sums of large numbers that cancel, other kernels' roundings are not small."""
 FRAMES = 3
 """Times as many inputs for quantised models, whose few results of few steps hide much."""
 
-NODE = "node"
-"""Kind of the comparison of a node of the traced graph with the file's own engine."""
-
-Tensors = Mapping[str, Tensor]
-Yield = tuple[OutputKind, str]
 _Frame = tuple[int | None, Mapping[str, Tensor], dict[str, Tensor]]
 """The seed of inputs that were chosen for the model, inputs, what it makes of them."""
-_Ran = tuple[dict[Yield, Tensor], list[Comparison]]
 Progress = Callable[[str], None]
 """Called with what is being done."""
 
@@ -200,9 +195,9 @@ def verify_stages(
         PlanError: The plan was made of another model.
     """
     check_same_model(plan, reference.graph)
-    bounds = emitted.bounds if tolerance is None else {}
+    bounds, measured = (emitted.bounds, True) if tolerance is None else ({}, False)
     tolerance = emitted.tolerance if tolerance is None else tolerance
-    check = _Check(plan, emitted, reference, seed, tolerance, bounds, progress)
+    check = _Check(plan, emitted, reference, seed, tolerance, bounds, measured, progress)
     frames = check.frames()
     compared: list[Comparison] = []
     for number, given, originals in frames:
@@ -249,6 +244,7 @@ class _Check:
     Attributes:
         plan: As of `verify_stages`, and so on.
         bounds: Values for which a tolerance of their own is known.
+        measured: Whether coarse roundings of the model's own say how much less is allowed.
     """
 
     plan: Plan
@@ -257,6 +253,7 @@ class _Check:
     seed: int
     tolerance: float
     bounds: Mapping[str, Allowed]
+    measured: bool
     progress: Progress
 
     def frames(self) -> list[_Frame]:
@@ -303,13 +300,16 @@ class _Check:
             results = iter(ran)
         else:
             want, found = self._expect(given, originals)
+        crossing = {c.value for c in self.plan.channels} & self.model.graph.nodes.keys()
+        noise = measure_noise(self.model.graph, given, crossing) if self.measured else {}
         for name, kind, stage, got in results:
             if (kind, name) in apart:
                 continue
             if (kind, name) not in want:
                 raise PlanError("the source does not compute a value of the plan", got=name)
             share = STEPS_OFF if self.model.inner and kind not in DECLARED else 0.0
-            allowed = self.bounds.get(name, Allowed(self.tolerance, share=share))
+            most = min(self.tolerance, noise.get((kind, name), self.tolerance))
+            allowed = self.bounds.get(name, Allowed(most, share=share))
             expected = want[kind, name]
             found.append(compare(got, expected, allowed, name=name, kind=kind, stage=stage))
         return found
@@ -319,7 +319,7 @@ class _Check:
         with drawing(partial(stream, self.seed, 0)):
             yield from run_chain(self.plan, self.emitted.stages, inputs, self.progress)
 
-    def _expect(self, inputs: Tensors, originals: Tensors) -> _Ran:
+    def _expect(self, inputs: Tensors, originals: Tensors) -> Ran:
         """What all that stages yield should be; and where the traced graph is farthest off."""
         graph, inner = self.model.graph, self.model.inner
         declared = {(k, n): t for k in DECLARED for n, t in originals.items()}
@@ -329,7 +329,7 @@ class _Check:
         if inner is None:
             return {**own, **declared}, []
         crossing = {c.value for c in self.plan.channels}
-        kept, checks = _run_graph(graph, inputs, crossing, inner(inputs), self.tolerance)
+        kept, checks = run_graph(graph, inputs, crossing, inner(inputs), self.tolerance)
         checks += self._of_outputs(kept, originals)
         farthest = [min(checks, key=lambda c: (c.ok, -c.relative_error))] if checks else []
         return (own if self.emitted.traced else {**own, **kept, **declared}), farthest
@@ -339,11 +339,11 @@ class _Check:
     ) -> list[Comparison]:
         """The traced graph against the model as written, which draws in one stream."""
         torch.manual_seed(self.seed)
-        traces, _ = _run_graph(self.model.graph, inputs, set())
+        traces, _ = run_graph(self.model.graph, inputs, set())
         at = [key for key in declared if key in traces and key not in self.drawn_by_file]
         return [self._compare_node(traces[key], declared[key], key[1]) for key in at]
 
-    def _expect_drawn(self, inputs: Tensors, originals: Tensors, sent: Tensors) -> _Ran:
+    def _expect_drawn(self, inputs: Tensors, originals: Tensors, sent: Tensors) -> Ran:
         """What stages make of the random values that they have sent."""
         declared = {(k, n): t for k in DECLARED for n, t in originals.items()}
         drawn = find_drawn(self.plan.graph)
@@ -376,7 +376,7 @@ class _Check:
         inputs: Tensors,
         originals: Tensors,
         ran: Sequence[tuple[str, OutputKind, int, Tensor]],
-    ) -> _Ran:
+    ) -> Ran:
         """What stages yield that pack what they send; how far the plan's graph is off without it.
 
         The plan's graph is run twice. With the packed values that the stages sent in place of
@@ -410,11 +410,11 @@ class _Check:
     def _run(
         self, graph: Graph, inputs: Tensors, values: set[str], reference: Tensors | None = None,
         tolerance: float = 0.0,
-    ) -> _Ran:  # fmt: skip
-        """As `_run_graph`, each draw with a seed of its own."""
+    ) -> Ran:  # fmt: skip
+        """As `run_graph`, each draw with a seed of its own."""
         of = seed_graph(graph, number_draws(graph, [graph])[0])
         with drawing(partial(stream, self.seed, 0)):
-            return _run_graph(of, inputs, values, reference, tolerance)
+            return run_graph(of, inputs, values, reference, tolerance)
 
 
 def _list_drawn(graph: Graph, crossing: set[str]) -> set[Yield]:
@@ -422,54 +422,3 @@ def _list_drawn(graph: Graph, crossing: set[str]) -> set[Yield]:
     drawn = find_drawn(graph, crossing)
     values = {(OutputKind.VALUE, name) for name in crossing & drawn}
     return values | {(o.kind, o.name) for o in graph.outputs if o.node in drawn}
-
-
-def _settle(found: Tensor, reference: Tensor, x: Tensor, scale: Tensor) -> Tensor:
-    """Integers that ``x / scale`` was rounded to, another engine's at ties one step apart."""
-    if scale.numel() > 1 or found.shape != reference.shape:
-        return found
-    tie = ((x.double() / scale.double()).remainder(1) - 0.5).abs() < _TIE
-    return torch.where(tie & ((found.int() - reference.int()).abs() == 1), reference, found)
-
-
-def _run_graph(
-    graph: Graph,
-    inputs: Tensors,
-    values: set[str],
-    reference: Tensors | None = None,
-    tolerance: float = 0.0,
-) -> _Ran:
-    """Values by name, and all outputs, of the traced graph; other values are freed early.
-
-    Args:
-        graph: The graph, with weights.
-        inputs: By name.
-        values: Names of nodes whose values are wanted.
-        reference: What another engine computed for nodes: it is compared, and goes on instead.
-        tolerance: Tolerance for floats among these; a rounding of their own dtype at the least.
-    """
-    kept: dict[Yield, Tensor] = {}
-    checks: list[Comparison] = []
-
-    def allow_for(t: Tensor) -> Allowed:
-        least = torch.finfo(t.dtype).eps if t.dtype.is_floating_point else 0.0
-        return Allowed(max(tolerance, least), share=STEPS_OFF)
-
-    class Capture(fx.Interpreter):
-        def run_node(self, n: fx.Node) -> Any:
-            result = super().run_node(n)
-            if reference and n.name in reference:
-                found, result = result, reference[n.name]
-                if n.target == QUANTIZE:
-                    found = _settle(found, result, *self.fetch_args_kwargs_from_env(n)[0][:2])
-                allow = allow_for(result)
-                checks.append(compare(found, result, allow, name=n.name, kind=NODE, stage=0))
-            if n.name in values:
-                kept[OutputKind.VALUE, n.name] = result
-            return result
-
-    args = [graph.weights[i.name] if i.kind.is_weight else inputs[i.name] for i in graph.inputs]
-    with torch.no_grad():
-        results = Capture(graph.module).run(*args)
-    kept.update({(o.kind, o.name): r for o, r in zip(graph.outputs, results, strict=True)})
-    return kept, checks

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from pipec.compiler.comparison import Allowed, Comparison, compare
 from pipec.compiler.inputs import round_off
+from pipec.compiler.interpret import ROUNDINGS, TRIALS
 from pipec.compiler.loaded import Gradients
 from pipec.graph.ir import Graph, InputKind, OutputKind
 from pipec.plan.model import Plan
@@ -36,8 +37,6 @@ NOISE = 1e-3
 gradient of a key's bias in attention, say, is zero but for rounding."""
 MOVED = 0.05
 """How far weights that are all one number are moved, relative to it, or to 1."""
-ROUNDINGS, TRIALS = 8, 3
-"""A gradient may be off by as much as some roundings of what is read move it, in several trials."""
 
 
 def compare_gradients(

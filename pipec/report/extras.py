@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from msgspec import Meta, convert, to_builtins
 
 from pipec.compiler.comparison import Comparison
-from pipec.compiler.verify import NODE
+from pipec.compiler.interpret import NODE
 from pipec.errors import PipecError
 from pipec.plan.model import Plan
 from pipec.runtime.metrics import Step
