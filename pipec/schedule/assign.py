@@ -21,7 +21,7 @@ def derive_versions(schedule: Schedule) -> Int32:
         version[compute] = 0
         return version
     if rule.name == "2bw":
-        local = schedule.microbatch[compute] // _replicas(schedule)[schedule.stage[compute]]
+        local = schedule.microbatch[compute] // schedule.replicas[schedule.stage[compute]]
         version[compute] = np.maximum(local // max(rule.update_every, 1) - 1, 0)
         return version
     if rule.name != "given":
@@ -34,7 +34,7 @@ def derive_versions(schedule: Schedule) -> Int32:
     used[schedule.stage[known], schedule.microbatch[known]] = version[known]
     if rule.name == "vertical":
         # versions count updates of the stage's own replicas: minibatches / replicas
-        replicas = _replicas(schedule)[:, None]
+        replicas = schedule.replicas[:, None]
         used[:] = used[0] * replicas[0] // replicas
     actors = _in_range(schedule, np.flatnonzero(compute))
     forwards = schedule.kind[actors] == F
@@ -64,24 +64,21 @@ def _in_range(schedule: Schedule, index: np.ndarray) -> np.ndarray:
     return known
 
 
-def _replicas(schedule: Schedule) -> np.ndarray:
-    sizes = [len(d) for d in schedule.placement.backward or schedule.placement.forward]
-    return np.resize(np.array(sizes), schedule.stages)
-
-
 def _newest(schedule: Schedule) -> Int32:
     """Updates finished on the stage replica of each action, before it in its row."""
     every = schedule.rule.update_every
     if every == 0:
         return np.zeros(len(schedule), dtype=np.int32)
-    replicas = int(max(_replicas(schedule)))
-    group = schedule.stage.astype(np.int32) * replicas + schedule.replica
+    return count_before(schedule, (schedule.kind == B) | (schedule.kind == W)) // every
+
+
+def count_before(schedule: Schedule, counted: np.ndarray) -> Int32:
+    """How many actions of a mask stand before each action, of those on its stage's replica."""
+    group = schedule.stage.astype(np.int32) * int(schedule.replicas.max()) + schedule.replica
     order = np.argsort(group, kind="stable")
-    final = (schedule.kind[order] == B) | (schedule.kind[order] == W)
-    done = np.cumsum(final, dtype=np.int32) - final
+    before = np.cumsum(counted[order], dtype=np.int32) - counted[order]
     starts = np.flatnonzero(np.diff(group[order], prepend=-1))
-    lengths = np.diff(np.append(starts, len(order)))
-    done -= np.repeat(done[starts], lengths)
-    newest = np.empty(len(schedule), dtype=np.int32)
-    newest[order] = done // every
-    return newest
+    before -= np.repeat(before[starts], np.diff(np.append(starts, len(order))))
+    found = np.empty(len(schedule), dtype=np.int32)
+    found[order] = before
+    return found

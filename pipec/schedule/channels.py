@@ -153,15 +153,9 @@ def check_channels(channels: Iterable[Channel], forward: int, backward: int) -> 
         ScheduleError: With the channel at fault.
     """
     seen: set[str] = set()
-    ends = {
-        ChannelKind.F: (forward, forward),
-        ChannelKind.B: (backward, backward),
-        ChannelKind.S: (forward, backward),
-        ChannelKind.H: (forward, backward),
-        ChannelKind.W: (backward, forward),
-    }
     for c in channels:
-        sources, targets = ends[c.kind]
+        sources = forward if c.kind in FROM_FORWARD else backward
+        targets = forward if c.kind in TO_FORWARD else backward
         if not (0 <= c.src < sources and 0 <= c.dst < targets):
             raise ScheduleError(
                 f"channel {c.name or c.kind.name} runs from stage {c.src} to {c.dst}",

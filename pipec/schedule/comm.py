@@ -62,12 +62,6 @@ def insert_comm(
     return splice(schedule, [receives, sends])
 
 
-def ends(at: Tables, kind: ChannelKind) -> tuple[np.ndarray, np.ndarray]:
-    """Tables of the producers and consumers of a kind of channel, by (stage, microbatch)."""
-    produced = at.backward if kind is _C.B else at.forward
-    return produced, at.forward if kind is _C.F else at.backward
-
-
 @dataclass(frozen=True)
 class _Messages:
     """Messages that cross devices, as arrays of one length, in the order of their producers.
@@ -107,7 +101,7 @@ def _messages(schedule: Schedule) -> _Messages:
         turn = np.arange(schedule.microbatches) % routes.period
         row, message = np.nonzero(routes.explicit[numbers][:, turn])
         channel = numbers[row]
-        produced, consumed = ends(at, kind)
+        produced, consumed = at.ends(kind)
         source = produced[at.source[channel], message]
         target = consumed[at.target[channel], message]
         there = (source < len(schedule)) & (target < len(schedule))

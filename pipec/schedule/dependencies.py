@@ -114,7 +114,7 @@ class _Rules:
 
     def values(self, channel: ChannelKind) -> None:
         """Consumers of a kind of channel wait for what is sent, and its messages for them."""
-        produced = self.at.forward if channel in (_C.F, _C.S, _C.H) else self.at.backward
+        produced, consumed = self.at.ends(channel)
         received = self.at.messages(channel, channel.receive)
         incoming = self.routes.incoming(channel)
         for kind in (_K.F,) if channel is _C.F else (_K.B, _K.I):
@@ -122,7 +122,7 @@ class _Rules:
             cells = self.at.cells(rows)
             for column in incoming.T if len(rows) else ():
                 self.add(kind, rows, self._brought(channel, column, produced, received).take(cells))
-        self._transfers(channel, produced, received)
+        self._transfers(channel, produced, consumed, received)
 
     def _brought(
         self, channel: ChannelKind, numbers: Int32, produced: Int32, received: Int32
@@ -137,7 +137,9 @@ class _Rules:
         brought[numbers < 0] = self.at.nothing
         return brought
 
-    def _transfers(self, channel: ChannelKind, produced: Int32, received: Int32) -> None:
+    def _transfers(
+        self, channel: ChannelKind, produced: Int32, consumed: Int32, received: Int32
+    ) -> None:
         sends, receives = self.at.rows(channel.send), self.at.rows(channel.receive)
         if not len(sends) and not len(receives):
             return
@@ -156,7 +158,7 @@ class _Rules:
         if channel is _C.H:
             self._host_slots(sends, receives)
         elif (self.at.depth[numbers] < self.schedule.microbatches).any():
-            self._slots(channel, sends)
+            self.add(channel.send, sends, self._consumer(consumed, self._find_earlier(sends)))
 
     def _rendezvous(
         self, channel: ChannelKind, produced: Int32, sent: Int32, received: Int32
@@ -176,10 +178,6 @@ class _Rules:
         """What stands before an action on its lane; nothing and missing stay what they are."""
         ends = np.array([self.at.nothing, self.at.missing], dtype=np.int32)
         return np.append(previous_in_lane(assign_lanes(self.schedule)), ends)
-
-    def _slots(self, channel: ChannelKind, sends: np.ndarray) -> None:
-        consumed = self.at.forward if channel is _C.F else self.at.backward
-        self.add(channel.send, sends, self._consumer(consumed, self._find_earlier(sends)))
 
     def _consumer(self, consumed: Int32, messages: np.ndarray) -> np.ndarray:
         """What uses the value of each message; nothing for the message -1."""

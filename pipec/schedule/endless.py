@@ -65,9 +65,8 @@ def window(make: Callable[[int], Schedule], microbatches: int) -> Schedule:
 
 def updates_per_round(schedule: Schedule) -> Int64:
     """Updates that every stage makes of a window's new microbatches."""
-    replicas = np.array([len(d) for d in schedule.placement.backward])
     found: Int64 = (schedule.microbatches - schedule.first) // (
-        replicas * schedule.rule.update_every
+        schedule.replicas * schedule.rule.update_every
     )
     return found
 

@@ -58,9 +58,8 @@ def insert_offload(schedule: Schedule, slots: Sequence[Channel] | None = None) -
     insertions: list[Insertion] = []
     for number, channel in enumerate(schedule.channels):
         if channel.kind is ChannelKind.H:
-            source = at.forward[channel.src]
-            insertions.append(_copies(schedule, number, source, source, after=True))
             source, target = at.forward[channel.src], at.backward[channel.dst]
+            insertions.append(_copies(schedule, number, source, source, after=True))
             depth = 1 if channel.depth is None else channel.depth
             anchors = _anchor(schedule, source, target, depth)
             if channel.depth is not None:

@@ -140,8 +140,9 @@ def generate(name: str, stages: int, microbatches: int, **options: object) -> Sc
             want=f"a product of at most {MOST:,}",
         )
     function = find_generator(name)
-    every = {**parse_options(name, {}), **options}
-    _check_once(name, [*parse_options(name, {}), *options])
+    behind = parse_options(name, {})
+    every = {**behind, **options}
+    _check_once(name, [*behind, *options])
     _check_known(plain_name(name), function, every)
     if "replicas" in inspect.signature(function).parameters:
         return _build(_call(function, name, stages, microbatches, every), name, microbatches)

@@ -210,6 +210,12 @@ class Schedule:
         return max(len(self.placement.forward), len(self.placement.backward))
 
     @property
+    def replicas(self) -> np.ndarray:
+        """How many replicas of every stage make its updates, or run it where there are none."""
+        sizes = [len(d) for d in self.placement.backward or self.placement.forward]
+        return np.resize(np.array(sizes), self.stages)
+
+    @property
     def training(self) -> bool:
         """Whether there is a backward pass."""
         return bool(self.placement.backward)

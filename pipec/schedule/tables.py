@@ -11,7 +11,7 @@ from functools import cached_property
 import numpy as np
 
 from pipec.schedule.action import OF_UPDATES, ActionKind
-from pipec.schedule.channels import ChannelKind
+from pipec.schedule.channels import FROM_FORWARD, TO_FORWARD, ChannelKind
 from pipec.schedule.schedule import Int32, Int64, Schedule
 
 _K = ActionKind
@@ -36,8 +36,7 @@ class Tables:
         self.depth = np.array(depths or [UNLIMITED], dtype=np.int64)
         self.swaps = np.array([c.in_place for c in channels] or [False])
         self.depth[self.swaps & (self.depth == 0)] = 1  # one set on the device in all
-        sizes = [len(d) for d in schedule.placement.backward or schedule.placement.forward]
-        self.replicas = np.resize(np.array(sizes), schedule.stages)
+        self.replicas = schedule.replicas
 
     def rows(self, kind: ActionKind) -> Int64:
         """Positions of all actions of a kind, those with an impossible index left out."""
@@ -93,6 +92,11 @@ class Tables:
     def final(self) -> Int32:
         """B or W, which complete the gradients of weights, by (stage, microbatch)."""
         return self._compute(_K.B, _K.W)
+
+    def ends(self, channel: ChannelKind) -> tuple[Int32, Int32]:
+        """What produces and what consumes the values of a kind, by (stage, microbatch)."""
+        produced = self.forward if channel in FROM_FORWARD else self.backward
+        return produced, self.forward if channel in TO_FORWARD else self.backward
 
     def messages(self, channel: ChannelKind, kind: ActionKind) -> Int32:
         """Sends or receives by (channel number less the first of its kind, microbatch)."""

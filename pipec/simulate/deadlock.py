@@ -7,15 +7,16 @@
 """
 
 from collections import Counter
-from typing import TypedDict
 
 import numpy as np
 
+from pipec.errors import ScheduleError
 from pipec.schedule.dependencies import Dependencies
 from pipec.schedule.lanes import Lanes
 from pipec.schedule.schedule import Schedule
 from pipec.simulate.engine import Prepared, Run
 
+STUCK = "the schedule deadlocks"
 MEETS, SLOT = " meets ", " has no slot until "
 HINTS = {
     MEETS: "give the channels a depth above 0, or pair opposite sends and receives",
@@ -24,23 +25,21 @@ HINTS = {
 """What helps where these words stand; a wrong order of compute needs another order."""
 
 
-class Facts(TypedDict):
-    """The parts of the error's text."""
+def check_done(prepared: Prepared, result: Run) -> None:
+    """Refuse a run that came to no end.
 
-    where: str
-    got: str
-    want: str
-    hint: str
-
-
-def explain(prepared: Prepared, stuck: Run) -> Facts:
-    """The first cause of a deadlock, as the facts of an error."""
+    Raises:
+        ScheduleError: With the first cause of the deadlock.
+    """
+    if not result.heads:
+        return
     schedule, waits, queue = prepared.schedule, prepared.waits, prepared.queue
-    blocked = _waits_of_heads(schedule, waits, queue, stuck)
+    blocked = _waits_of_heads(schedule, waits, queue, result)
     missing = [a for a, others in blocked.items() if len(schedule) + 1 in others]
     if missing:
         first = min(missing)
-        return Facts(
+        raise ScheduleError(
+            STUCK,
             where=f"device {schedule.device[first]}",
             got=f"{schedule[first]} waits for an action that is not in the schedule",
             want="every value that is used is computed or received",
@@ -50,7 +49,8 @@ def explain(prepared: Prepared, stuck: Run) -> Facts:
     after = [*cycle[1:], *cycle[:1]]
     steps = [_step(schedule, queue, a, b) for a, b in zip(cycle, after, strict=True)]
     text = "; ".join(steps)
-    return Facts(
+    raise ScheduleError(
+        STUCK,
         where=f"{schedule.name}, {len(cycle)} actions that wait for each other in a circle",
         got=text,
         want="an order in which every lane can go on",

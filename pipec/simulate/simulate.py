@@ -3,9 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from pipec.errors import ScheduleError
 from pipec.schedule.schedule import Schedule
-from pipec.simulate.deadlock import explain
+from pipec.simulate.deadlock import check_done
 from pipec.simulate.engine import Prepared, run
 from pipec.simulate.memory import Memory
 from pipec.simulate.timeline import Timeline
@@ -28,8 +27,7 @@ def simulate(schedule: Schedule | Prepared, times: Times, memory: Memory | None 
     """
     prepared = Prepared.of(schedule)
     result = run(prepared, times.durations(prepared.schedule))
-    if result.heads:
-        raise ScheduleError("the schedule deadlocks", **explain(prepared, result))
+    check_done(prepared, result)
     return Timeline(prepared, times, memory or Memory(), result.end[:-2])
 
 

@@ -9,7 +9,6 @@ import numpy as np
 from pipec.schedule.acknowledgements import NONE, acknowledgements
 from pipec.schedule.action import FROM_HOST, ActionKind
 from pipec.schedule.channels import ChannelKind
-from pipec.schedule.comm import ends
 from pipec.schedule.routes import Routes, routes_of
 from pipec.schedule.schedule import Schedule
 from pipec.schedule.tables import Tables
@@ -173,7 +172,7 @@ class HeldMemory:
                 continue
             s = self.schedule
             number, message = s.channel[sends], s.microbatch[sends]
-            produced, consumed = ends(self.at, kind)
+            produced, consumed = self.at.ends(kind)
             source = produced[self.at.source[number], message]
             target = consumed[self.at.target[number], message]
             if kind in (_C.S, _C.H):
@@ -205,7 +204,7 @@ class HeldMemory:
     def _list_handed_over(self, memory: Memory) -> Iterator[Spans]:
         """Values whose two ends lie on one device, from one to the other."""
         for kind in (_C.F, _C.B):
-            produced, consumed = ends(self.at, kind)
+            produced, consumed = self.at.ends(kind)
             for number, c in enumerate(self.schedule.channels):
                 if c.kind is not kind or c.name in memory.saved_too:
                     continue

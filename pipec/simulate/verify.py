@@ -19,10 +19,10 @@ import numpy as np
 
 from pipec.errors import ScheduleError
 from pipec.schedule.action import ActionKind
-from pipec.schedule.assign import derive_versions
+from pipec.schedule.assign import count_before, derive_versions
 from pipec.schedule.schedule import Int64, Schedule
 from pipec.simulate.complete import find_incomplete
-from pipec.simulate.deadlock import explain
+from pipec.simulate.deadlock import check_done
 from pipec.simulate.engine import Prepared, run
 
 MOST = 20
@@ -43,8 +43,7 @@ def verify(schedule: Schedule) -> None:
     prepared = Prepared.of(schedule)
     check(prepared)
     result = run(prepared, lambda rows: np.ones(len(rows)))
-    if result.heads:
-        raise ScheduleError("the schedule deadlocks", **explain(prepared, result))
+    check_done(prepared, result)
 
 
 def check(schedule: Schedule | Prepared, *, only_complete: bool = False) -> None:
@@ -115,7 +114,7 @@ def _find_unmatched(prepared: Prepared) -> Iterator[str]:
     schedule, queue = prepared.schedule, prepared.queue
     names = {str(lane): n for n, lane in enumerate(queue.names)}
     for number, lane in enumerate(queue.names):
-        if not lane.name.startswith("in:"):
+        if not lane.receives:
             continue
         sender = names.get(f"{lane.name[3:]}.out:{lane.device}")
         received = queue.order[queue.start[number] : queue.start[number + 1]]
@@ -157,12 +156,7 @@ def _find_mixed(prepared: Prepared) -> Iterator[str]:
     replicas = at.replicas[s.stage[rows]]
     goes_into = s.rule.update_of(s.microbatch[rows], replicas)
     wanted = np.where(steps[rows], s.version[rows], goes_into)
-    group = s.stage[rows].astype(np.int64) * int(at.replicas.max()) + s.replica[rows]
-    order = np.argsort(group, kind="stable")
-    made = np.cumsum(steps[rows][order]) - steps[rows][order]
-    starts = np.flatnonzero(np.diff(group[order], prepend=-1))
-    made -= np.repeat(made[starts], np.diff(np.append(starts, len(order))))
-    for index in np.flatnonzero(wanted[order] != made + 1)[:MOST].tolist():
-        action = s[int(rows[order[index]])]
-        belongs = f"belongs to update {wanted[order][index]}"
-        yield f"{action} {belongs} but stands behind {made[index]} steps of its stage"
+    made = count_before(s, steps)[rows]
+    for index in np.flatnonzero(wanted != made + 1)[:MOST].tolist():
+        belongs = f"{s[int(rows[index])]} belongs to update {wanted[index]}"
+        yield f"{belongs} but stands behind {made[index]} steps of its stage"
