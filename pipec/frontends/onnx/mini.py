@@ -35,21 +35,17 @@ ENGINE_ERRORS = (
 
 
 def one_node(
-    node: NodeProto,
-    frame: Frame,
-    inputs: Mapping[str, ValueInfoProto],
-    outputs: Sequence[ValueInfoProto],
-    constants: Mapping[str, Array],
+    node: NodeProto, frame: Frame, inputs: Mapping[str, Value], constants: Mapping[str, Array]
 ) -> onnx.ModelProto:
-    """A model of one node.
+    """A model of one node, whose outputs have no types.
 
     Raises:
         Refused: A constant has a type that a file cannot hold.
     """
     graph = onnx.GraphProto(name="node")
     graph.node.append(node)
-    graph.input.extend(inputs.values())
-    graph.output.extend(outputs)
+    graph.input.extend(ValueInfoProto(name=n, type=type_proto(v)) for n, v in inputs.items())
+    graph.output.extend(ValueInfoProto(name=o) for o in node.output if o)
     for name, array in constants.items():
         try:
             graph.initializer.append(numpy_helper.from_array(array, name))
@@ -131,16 +127,14 @@ def fold(node: NodeProto, frame: Frame, values: Sequence[Value]) -> tuple[Value,
     """
     _check_size(node, frame, values)
     inputs = name_inputs(node, values)
-    infos = {n: onnx.ValueInfoProto(name=n, type=type_proto(v)) for n, v in inputs.items()}
-    outputs = [onnx.ValueInfoProto(name=o) for o in node.output if o]
-    model = one_node(node, frame, infos, outputs, {})
+    model = one_node(node, frame, inputs, {})
     try:
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")
             found = _run(model, inputs)
     except ENGINE_ERRORS as error:
         raise Refused(f"onnx.reference cannot run it: {first_line(error)}") from error
-    results = dict(zip((o.name for o in outputs), map(_plain, found), strict=True))
+    results = dict(zip(filter(None, node.output), map(_plain, found), strict=True))
     return tuple(results.get(o) for o in node.output)
 
 
@@ -183,9 +177,7 @@ def _range_length(values: Sequence[Value]) -> int:
 
 def _elements_made(node: NodeProto, frame: Frame, values: Sequence[Value]) -> int:
     constants = {n: v for n, v in name_inputs(node, values).items() if isinstance(v, np.ndarray)}
-    infos = {n: onnx.ValueInfoProto(name=n, type=type_proto(v)) for n, v in constants.items()}
-    outputs = [onnx.ValueInfoProto(name=o) for o in node.output if o]
-    model = one_node(node, frame, infos, outputs, constants)
+    model = one_node(node, frame, constants, constants)
     try:
         return sum(math.prod(t.shape) for t in output_types(node, model) if t)
     except Refused:

@@ -45,14 +45,9 @@ def run_opaque(ctx: Context, values: Sequence[Value]) -> tuple[tuple[Value, ...]
     inputs = _inputs(ctx, values)
     if any(isinstance(v, list) for v in inputs.values()):
         raise Refused("a sequence cannot enter an opaque node")
-    traced = {
-        n: onnx.ValueInfoProto(name=n, type=type_proto(v))
-        for n, v in inputs.items()
-        if isinstance(v, Tensor)
-    }
+    traced = {n: v for n, v in inputs.items() if isinstance(v, Tensor)}
     constants = {n: v for n, v in inputs.items() if isinstance(v, np.ndarray)}
-    present = [onnx.ValueInfoProto(name=o) for o in ctx.node.output if o]
-    model = one_node(ctx.node, ctx.frame, traced, present, constants)
+    model = one_node(ctx.node, ctx.frame, traced, constants)
     if ctx.node.op_type == "Loop" and not shorten_domain(ctx.node.domain):
         types = _loop_types(ctx, model, values[2:])
     else:
@@ -65,7 +60,7 @@ def run_opaque(ctx: Context, values: Sequence[Value]) -> tuple[tuple[Value, ...]
     model.graph.name = f"{ctx.node.op_type} {ctx.label}"
     key = register_payload(model.SerializeToString(deterministic=True))
     way = _engine(key)
-    found = iter(torch.ops.pipec.onnx([inputs[n] for n in traced], key, way.value, spec))
+    found = iter(torch.ops.pipec.onnx([*traced.values()], key, way.value, spec))
     return tuple(next(found) if name else None for name in ctx.node.output), way
 
 

@@ -48,17 +48,11 @@ def dims(value: Value) -> tuple[int, ...]:
     return tuple((value if isinstance(value, Tensor) else array_of(value)).shape)
 
 
-_CONSTANTS: dict[str, Callable[[onnx.AttributeProto], Array]] = {
-    "value": lambda a: proto_array(a.t),
-    "value_int": lambda a: np.array(a.i, np.int64),
-    "value_ints": lambda a: np.array(a.ints, np.int64),
-    "value_float": lambda a: np.array(a.f, np.float32),
-    "value_floats": lambda a: np.array(a.floats, np.float32),
-    "value_string": lambda a: np.array(a.s.decode("utf-8", "replace"), object),
-    "value_strings": lambda a: np.array(
-        [s.decode("utf-8", "replace") for s in a.strings], dtype=object
-    ),
+_CONSTANTS: dict[str, type] = {
+    "value_int": np.int64, "value_float": np.float32, "value_string": object,
+    "value_ints": np.int64, "value_floats": np.float32, "value_strings": object,
 }
+"""Attributes of plain values to the element type of their arrays."""
 
 
 @structural("Constant")
@@ -66,7 +60,9 @@ def constant(ctx: Context) -> Result:
     """The tensor in the node's attribute, in any of its forms."""
     for a in ctx.node.attribute:
         if a.name in _CONSTANTS:
-            return _CONSTANTS[a.name](a)
+            return np.array(ctx.attr(a.name), _CONSTANTS[a.name])
+        if a.name == "value":
+            return proto_array(a.t)
         if a.name == "sparse_value":
             return _dense(a.sparse_tensor)
     raise Refused("it has no value attribute")

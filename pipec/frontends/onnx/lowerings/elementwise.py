@@ -115,9 +115,7 @@ def arithmetic(ctx: Context, a: Value, b: Value) -> Result:
 
 
 def _like(ctx: Context, *values: Value) -> Tensor:
-    traced = (v for v in values if isinstance(v, Tensor))
-    found = next(traced, None)
-    return ctx.tensor(values[0]) if found is None else found
+    return ctx.tensor(next((v for v in values if isinstance(v, Tensor)), values[0]))
 
 
 @lowering("Div", raw=None)
