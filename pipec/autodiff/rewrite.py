@@ -33,16 +33,9 @@ def lineage(training: Training, value: str, kept: Collection[str]) -> list[fx.No
         Nodes of F in graph order: calls, and placeholders that would have to be saved for it.
     """
     nodes = training.F.nodes
-    weights = {i.node for i in training.F.inputs_of(*_WEIGHTS)}
-    found, stack = set[fx.Node](), [nodes[value]]
-    while stack:
-        node = stack.pop()
-        if node not in found and (node.name == value or node.name not in kept):
-            if node.name in weights:
-                continue
-            found.add(node)
-            stack.extend(node.all_input_nodes)
-    return [n for n in nodes.values() if n in found]
+    there = {*kept} - {value} | {i.node for i in training.F.inputs_of(*_WEIGHTS)}
+    found = ancestors([nodes[value]], lambda n: n.name not in there)
+    return [n for n in nodes.values() if n in found and n.name not in there]
 
 
 def reads_trained(training: Training, nodes: Collection[fx.Node]) -> bool:

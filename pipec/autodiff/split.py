@@ -96,19 +96,15 @@ class _Splitter:
             Call nodes to copy, nodes of ``given`` that are recomputed among them; and what is
             read: placeholders and nodes of ``given``, in graph order.
         """
-        copied, read, stack = set[fx.Node](), set[fx.Node](), list(roots)
-        while stack:
-            node = stack.pop()
-            if node in copied or node in read:
-                continue
-            if node.op == "placeholder" or (
-                node in given and not (views(node) if node in made else self._recompute(node))
-            ):
-                read.add(node)
-            else:
-                copied.add(node)
-                stack.extend(node.all_input_nodes)
-        return copied, sorted(read, key=self._order.__getitem__)
+
+        def is_read(node: fx.Node) -> bool:
+            """Whether it is there, and not to be computed again."""
+            again = views if node in made else self._recompute
+            return node.op == "placeholder" or (node in given and not again(node))
+
+        found = ancestors(roots, lambda n: not is_read(n))
+        read = set(filter(is_read, found))
+        return found - read, sorted(read, key=self._order.__getitem__)
 
     def _gradients(self, *kinds: OutputKind) -> list[GraphOutput]:
         return [GraphOutput(n.name, kind, of) for kind in kinds for of, n in self._yielded[kind]]

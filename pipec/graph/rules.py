@@ -21,6 +21,7 @@ from pipec.graph.comm import FETCH, OFFLOAD, RECV, SEND
 from pipec.graph.finding import Finding, refuse
 from pipec.graph.infer import Inference, type_words
 from pipec.graph.ir import Graph, InputKind, Origin, OutputKind, op_name, tensors
+from pipec.graph.tensor_type import types_text
 from pipec.graph.torch_private import OpOverload, is_mutable
 
 OWN_NAMESPACES = frozenset({"aten", "prims", "pipec"})
@@ -199,13 +200,9 @@ def _weights(graph: Graph, _: Role) -> Iterator[Finding]:
             continue
         have, want = graph.weights[i.name], tensors(nodes[i.node]) if i.node in nodes else []
         if want and (have.shape, have.dtype) != (want[0].shape, want[0].dtype):
-            yield Finding(i.node, f"weight {i.name} of {_type(have)}", _type(want[0]))
+            yield Finding(i.node, f"weight {i.name} of {types_text([have])}", types_text(want[:1]))
     for name in graph.weights.keys() - {i.name for i in read}:
         yield Finding(f"weight {name}", "no placeholder that reads it", "weights that are read")
-
-
-def _type(t: torch.Tensor) -> str:
-    return f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}"
 
 
 def _whole_tuples(graph: Graph, _: Role) -> Iterator[Finding]:

@@ -28,30 +28,22 @@ from pipec.graph.torch_private import OpOverload, is_view
 
 def placement_units(graph: Graph, kept: Iterable[Sequence[str]] = ()) -> dict[str, int]:
     """Call node name to its unit, numbered by first nodes; each row of ``kept`` is in one, too."""
-    parent = {n.name: n.name for n in graph.calls}
+    from networkx.utils import UnionFind
 
-    def find(name: str) -> str:
-        """The representative of a node's set."""
-        while parent[name] != name:
-            parent[name] = parent[parent[name]]
-            name = parent[name]
-        return name
-
-    first_of_index: dict[int, str] = {}
+    calls, first_of_index = {n.name for n in graph.calls}, dict[int, str]()
+    units = UnionFind(calls)
     updates = _updates(graph)
     for n in graph.calls:
-        partners = [p.name for p in _partners(n) if p.name in parent]
+        partners = [p.name for p in _partners(n) if p.name in calls]
         partners += [u for read in n.all_input_nodes for u in updates.get(read.name, ())]
         index = origin(n).index
         if index is not None:
             partners.append(first_of_index.setdefault(index, n.name))
-        for partner in partners:
-            parent[find(n.name)] = find(partner)
-    for first, *others in kept:
-        for name in others:
-            parent[find(name)] = find(first)
+        units.union(n.name, *partners)
+    for names in kept:
+        units.union(*names)
     numbers: dict[str, int] = {}
-    return {n.name: numbers.setdefault(find(n.name), len(numbers)) for n in graph.calls}
+    return {n.name: numbers.setdefault(units[n.name], len(numbers)) for n in graph.calls}
 
 
 def _updates(graph: Graph) -> dict[str, list[str]]:

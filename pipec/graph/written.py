@@ -1,6 +1,6 @@
 """A graph made of copies of nodes, which may come from several graphs: nodes are known by name."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import fx
@@ -47,14 +47,16 @@ def copy_calls(
     )
 
 
-def ancestors(roots: Iterable[fx.Node]) -> set[fx.Node]:
-    """The nodes and all that they are computed from."""
+def ancestors(
+    roots: Iterable[fx.Node], through: Callable[[fx.Node], bool] = lambda _: True
+) -> set[fx.Node]:
+    """The nodes and all that they are computed from, up to those that ``through`` is false of."""
     found, stack = set[fx.Node](), list(roots)
     while stack:
         node = stack.pop()
         if node not in found:
             found.add(node)
-            stack.extend(node.all_input_nodes)
+            stack.extend(node.all_input_nodes if through(node) else ())
     return found
 
 

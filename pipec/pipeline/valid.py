@@ -15,7 +15,7 @@ from pipec.autodiff.recompute import draws_of
 from pipec.errors import PlanError
 from pipec.graph.arguments import bind_if_op
 from pipec.graph.ir import Graph, InputKind, OutputKind, op_name, origin, tensor
-from pipec.graph.written import extract
+from pipec.graph.written import ancestors, extract
 
 Count = Callable[[Mapping[str, torch.Tensor]], float]
 _MEAN, _SUM = 1, 2  # torch's numbers of reduction="mean" and "sum"
@@ -184,13 +184,10 @@ def _cross_entropy(graph: Graph, node: fx.Node, rows: Count) -> Count | None:
 
 def _may_be(graph: Graph, target: fx.Node, index: Any) -> bool:
     """Whether a number stands somewhere in what computes a target."""
-    seen, todo = {target}, [target]
-    while todo:
-        node = todo.pop()
-        if index in [a for a in (*node.args, *node.kwargs.values()) if isinstance(a, int | float)]:
-            return True
-        todo += [n for n in node.all_input_nodes if n not in seen]
-        seen.update(node.all_input_nodes)
+    seen = ancestors([target])
+    written = [a for n in seen for a in (*n.args, *n.kwargs.values())]
+    if index in [a for a in written if isinstance(a, int | float)]:
+        return True
     names = {n.name for n in seen}
     held = [graph.weights[i.name] for i in graph.inputs if i.node in names and i.kind.is_weight]
     return any(bool((w == index).any()) for w in held if not w.is_floating_point())
@@ -253,18 +250,10 @@ def _compile(
         if i.name not in changed
     }
     inputs = {i.node: i.name for i in graph.inputs_of(InputKind.INPUT)}
-    calls, todo = dict[str, None](), [target]
-    while todo:
-        node = todo.pop()
-        if node.op == "placeholder":
-            if node.name not in inputs and node.name not in fixed:
-                return None
-        elif node.name not in calls:
-            if draws_of(node):
-                return None
-            calls[node.name] = None
-            todo.extend(node.all_input_nodes)
-
+    read = ancestors([target])
+    calls = {n.name for n in read if n.op != "placeholder"}
+    if not calls.union(inputs, fixed).issuperset(n.name for n in read) or any(map(draws_of, read)):
+        return None
     if target.name in inputs:
         return lambda values: values[inputs[target.name]]
     if target.name in fixed:

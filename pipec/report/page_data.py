@@ -11,6 +11,7 @@ import numpy.typing as npt
 from torch import fx
 
 from pipec.graph.ir import InputKind, op_name, origin, tensors
+from pipec.graph.tensor_type import types_text
 from pipec.plan.model import Plan
 from pipec.report.plan_data import Data, list_node_times, plan_data
 from pipec.schedule.action import ActionKind
@@ -77,7 +78,9 @@ def nodes_data(plan: Plan) -> Data:
         "op": pack_column([ops(op_name(n)) for n in calls], "i16"),
         "path": pack_column([paths(o.name) for o in origins], "i32"),
         "layer": pack_column([layers(o.op) for o in origins], "i16"),
-        "type": pack_column([types(_type(n)) for n in calls], "i32"),
+        "type": pack_column(
+            [types(types_text(tensors(n)[:4]).replace(";", " ")) for n in calls], "i32"
+        ),
         "stage": pack_column([plan.home.get(n.name, -1) for n in calls], "i16"),
         "seconds": pack_column([times[n][1] if n in times else 0.0 for n in calls], "f32"),
         "flops": pack_column(
@@ -93,11 +96,6 @@ def nodes_data(plan: Plan) -> Data:
     lists = {"ops": list(ops.of), "paths": list(paths.of), "layers": list(layers.of)}
     lists |= {"names": [n.name for n in calls], "types": list(types.of)}
     return {"streams": any(d.streams for d in plan.cluster.devices), **lists, **columns}
-
-
-def _type(n: fx.Node) -> str:
-    shown = [f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in tensors(n)[:4]]
-    return " ".join(shown).replace(", ", ",")
 
 
 def _parameters(plan: Plan, calls: list[fx.Node]) -> list[float]:

@@ -132,10 +132,7 @@ def shares(sizes: Sequence[float], replicas: int) -> list[float]:
     """What part of a stage's parameters each replica steps; even ones if ``sizes`` is empty."""
     if replicas == 1 or not sum(sizes):
         return [1 / replicas] * replicas
-    owned = zip(share_out(sizes, replicas), sizes, strict=True)
-    held = np.zeros(replicas)
-    for owner, size in owned:
-        held[owner] += size
+    held = np.bincount(share_out(sizes, replicas), sizes, minlength=replicas)
     return list(held / held.sum())
 
 

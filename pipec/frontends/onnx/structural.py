@@ -49,8 +49,12 @@ def dims(value: Value) -> tuple[int, ...]:
 
 
 _CONSTANTS: dict[str, type] = {
-    "value_int": np.int64, "value_float": np.float32, "value_string": object,
-    "value_ints": np.int64, "value_floats": np.float32, "value_strings": object,
+    "value_int": np.int64,
+    "value_float": np.float32,
+    "value_string": object,
+    "value_ints": np.int64,
+    "value_floats": np.float32,
+    "value_strings": object,
 }
 """Attributes of plain values to the element type of their arrays."""
 
