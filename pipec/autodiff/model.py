@@ -33,6 +33,7 @@ from pipec.graph.ir import (
 )
 from pipec.graph.lower import lower
 from pipec.graph.structure import structural_key
+from pipec.graph.tensor_type import dtype_text
 
 _End = TypeVar("_End", GraphInput, GraphOutput)
 KINDS = ("F", "B", "I", "W")
@@ -89,7 +90,12 @@ class Training:
     @cached_property
     def saved(self) -> tuple[SavedValue, ...]:
         """What F keeps on the device for B, parameters and constants not counted."""
-        return describe_saved(self.F)
+        nodes = self.F.nodes
+        values = [(o.name, tensor(nodes[o.node])) for o in self.F.outputs_of(OutputKind.SAVED)]
+        return tuple(
+            SavedValue(n, tuple(t.shape), dtype_text(t.dtype), tuple(t.stride()), tensor_nbytes(t))
+            for n, t in values
+        )
 
     @cached_property
     def holders(self) -> dict[str, tuple[str, ...]]:
@@ -121,17 +127,6 @@ class Training:
     def gradients_out(self) -> tuple[str, ...]:
         """Received values whose gradient B yields."""
         return tuple(o.name for o in self.B.outputs_of(OutputKind.GRADIENT))
-
-
-def describe_saved(graph: Graph) -> tuple[SavedValue, ...]:
-    """The outputs of kind ``SAVED``, described."""
-    nodes = graph.nodes
-    found = []
-    for o in graph.outputs_of(OutputKind.SAVED):
-        t = tensor(nodes[o.node])
-        dtype = str(t.dtype).removeprefix("torch.")
-        found.append(SavedValue(o.name, tuple(t.shape), dtype, tuple(t.stride()), tensor_nbytes(t)))
-    return tuple(found)
 
 
 def share_training(training: Training, original: Graph, twin: Graph) -> Training:

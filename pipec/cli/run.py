@@ -67,10 +67,9 @@ def command(ctx: click.Context, /, **given: Any) -> None:
         **{n: given[n] for n in ("data", "rounds", "outputs", "metrics", "as_json", "quiet")},
     )
     job.check(plan)
-    if backend.runs_emitted_code:
+    if backend.runs_emitted_code or calls:
         check_runnable(directory, plan.graph.source, plan.target, given["model"], trust=trust)
     if calls:
-        check_runnable(directory, plan.graph.source, plan.target, given["model"], trust=trust)
         bring_modules(plan, given["model"], trust=trust)
     backend.run(plan, job)
 

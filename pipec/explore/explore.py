@@ -230,9 +230,7 @@ class _Search:
             beside: What they are compared with, too.
         """
         group = set(candidates)
-        heap: list[tuple[float, Candidate]] = []
-        for c in group & self.waiting.keys():
-            heappush(heap, (self.waiting[c], c))
+        heap = sorted((self.waiting[c], c) for c in group & self.waiting.keys())
         known = group.union(beside) & self.found.keys()
         best = min((self.found[c].seconds for c in known), default=inf)
         done = 0
