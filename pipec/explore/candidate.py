@@ -82,10 +82,7 @@ class Candidate:
     @property
     def chunks(self) -> int:
         """Stages per device."""
-        default = CHUNKS.get(plain_name(self.schedule), 1)
-        chunks = parse_options(self.schedule, {}).get("chunks", default)
-        assert isinstance(chunks, int)
-        return chunks
+        return self._read("chunks", CHUNKS.get(plain_name(self.schedule), 1))
 
     def on(self, cluster: Cluster) -> Cluster:
         """The cluster with its devices in the candidate's order."""
@@ -99,9 +96,12 @@ class Candidate:
     @property
     def parts(self) -> int:
         """Parts of every stage, which its device runs one behind another."""
-        parts = parse_options(self.schedule, {}).get("parts", 1)
-        assert isinstance(parts, int)
-        return parts
+        return self._read("parts", 1)
+
+    def _read(self, option: str, default: int) -> int:
+        found = parse_options(self.schedule, {}).get(option, default)
+        assert isinstance(found, int)
+        return found
 
     @property
     def apart(self) -> int:

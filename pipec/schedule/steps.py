@@ -37,12 +37,7 @@ def insert_steps(schedule: Schedule, joint: tuple[tuple[int, ...], ...] = ()) ->
     late = np.isin(schedule.device[anchor], [d for group in joint for d in group])
     anchor = np.where(late, schedule.device_ptr[1:][schedule.device[anchor]] - 1, anchor)
     order = np.lexsort((stage, anchor))  # joint ones by stage: the first bears the sums
-    step: Values = {
-        "kind": int(_K.STEP),
-        "stage": stage[order],
-        "replica": replica[order],
-        "version": version[order],
-    }
+    step = _select(_K.STEP, order, stage, replica, version)
     inserted = schedule.inserted | {"steps"}
     insertions = [Insertion(anchor[order], True, step), *_publishing(schedule)]
     return splice(schedule, insertions, inserted=inserted, joint=joint)
@@ -60,12 +55,7 @@ def insert_reduce(schedule: Schedule, *, overlap: bool = True) -> Schedule:
     _refuse(schedule, "steps")
     anchor, stage, replica, version = _updates(schedule)
     shared = Tables(schedule).replicas[stage] > 1
-    reduce: Values = {
-        "kind": int(_K.REDUCE_GRAD),
-        "stage": stage[shared],
-        "replica": replica[shared],
-        "version": version[shared],
-    }
+    reduce = _select(_K.REDUCE_GRAD, shared, stage, replica, version)
     policy = schedule.lanes
     return splice(
         schedule,
@@ -94,20 +84,13 @@ def insert_state(schedule: Schedule, beside: int) -> Schedule:
     behind = np.where(first, begin, at.updates(_K.STEP)[stage, replica, version - 1])
     last = np.searchsorted(compute, at.last_backward[stage, replica, version])
     turn = np.maximum(last + 1 - beside, np.searchsorted(compute, behind))
-
-    def copies(kind: ActionKind, which: np.ndarray) -> Values:
-        own = {"stage": stage[which], "replica": replica[which], "version": version[which]}
-        return {"kind": int(kind), **own}
-
-    return splice(
-        schedule,
-        [
-            Insertion(begin[first], False, copies(_K.OFFLOAD_O, first)),
-            Insertion(behind[~first], True, copies(_K.OFFLOAD_O, ~first)),
-            Insertion(compute[turn], False, copies(_K.FETCH_O, version > 0)),
-        ],
-        state_beside=beside,
-    )
+    of = stage, replica, version
+    insertions = [
+        Insertion(begin[first], False, _select(_K.OFFLOAD_O, first, *of)),
+        Insertion(behind[~first], True, _select(_K.OFFLOAD_O, ~first, *of)),
+        Insertion(compute[turn], False, _select(_K.FETCH_O, version > 0, *of)),
+    ]
+    return splice(schedule, insertions, state_beside=beside)
 
 
 def _refuse(schedule: Schedule, name: str) -> None:
@@ -115,6 +98,12 @@ def _refuse(schedule: Schedule, name: str) -> None:
         raise ScheduleError("a schedule without backward makes no steps", where=schedule.name)
     if name in schedule.inserted:
         raise ScheduleError(f"{name} are in the schedule already", where=schedule.name)
+
+
+def _select(kind: ActionKind, which: np.ndarray, *columns: np.ndarray) -> Values:
+    """Actions of a kind for some updates, of which there are stage, replica and version."""
+    own = zip(("stage", "replica", "version"), columns, strict=True)
+    return {"kind": int(kind), **{name: column[which] for name, column in own}}
 
 
 def _updates(schedule: Schedule) -> tuple[np.ndarray, ...]:
