@@ -38,8 +38,7 @@ def endless(plan: Plan) -> Schedule:
         PlanError: The schedule is not what its generator gives, so nothing can make it longer.
         ScheduleError: A round is no whole number of updates.
     """
-    own = plan.schedule
-    assert own is not None
+    own = plan.order
     return own if drains(own) else window(_lengthen(plan, own), own.microbatches)
 
 
@@ -52,8 +51,7 @@ def round_of(plan: Plan) -> Round:
     Raises:
         PlanError: As `endless`.
     """
-    own = plan.schedule
-    assert own is not None
+    own = plan.order
     make = _lengthen(plan, own)
     half = 1 + 4 * own.stages // own.microbatches  # the pipeline is full long before
     begun, whole = (plan_timeline(plan, make(n * own.microbatches)) for n in (half, 2 * half))
