@@ -168,8 +168,7 @@ def _open_stage(plan: Plan, axes: Axes, stage: int) -> OpenStage:
     graph = lower(plan.stages[stage].graph).graph
     if not axes.open:
         return OpenStage(graph)
-    inputs = plan.graph.inputs_of(InputKind.INPUT)
-    planned = {i.name: tensor(plan.graph.node(i.node)).shape for i in inputs}
+    planned = {n: t.shape for n, t in plan.graph.tensors_of(InputKind.INPUT).items()}
     other = resize_plan(plan, axes, axes.shapes(planned, axes.checked[0])).stages[stage]
     return OpenStage(graph, axes.stages[stage], lower(other.graph).graph)
 

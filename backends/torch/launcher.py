@@ -1,7 +1,7 @@
 """``train.py``: a short script beside the plan that a user reads, edits and runs."""
 
 from pipec.graph.eager import eager_parts
-from pipec.graph.ir import Graph, InputKind, tensor
+from pipec.graph.ir import Graph, InputKind
 from pipec.graph.torch_private import OpOverload, defining_module, namespace_of
 from pipec.plan.model import Plan
 
@@ -81,12 +81,11 @@ def _imports(graph: Graph) -> str:
 
 def _inputs(graph: Graph) -> str:
     lines = []
-    for i in graph.inputs_of(InputKind.INPUT):
-        t = tensor(graph.node(i.node))
+    for name, t in graph.tensors_of(InputKind.INPUT).items():
         size = repr(tuple(t.shape))
         if t.is_floating_point():
             value = f"torch.randn({size}, generator=generator, dtype={t.dtype})"
         else:
             value = f"torch.randint(0, 2, {size}, generator=generator).to({t.dtype})"
-        lines.append(f"        {i.name!r}: {value},")
+        lines.append(f"        {name!r}: {value},")
     return "\n".join(lines).replace("'", '"')

@@ -21,7 +21,7 @@ from pipec.errors import PipecError
 from pipec.files import check_output
 from pipec.graph.axes import Axes
 from pipec.graph.eager import eager_parts
-from pipec.graph.ir import InputKind, tensor
+from pipec.graph.ir import InputKind
 from pipec.plan.model import Plan
 from pipec.runtime.agreement import agree
 from pipec.runtime.builders import optimizer_from_text, scheduler_from_text
@@ -55,9 +55,8 @@ class AnySize:
     def __init__(self, pipeline: Runner, axes: Axes, batch: Batch) -> None:
         self._pipeline, self._axes, self._batch = pipeline, axes, batch
         self.program = first = pipeline.program
-        graph = first.plan.graph
-        inputs = graph.inputs_of(InputKind.INPUT)
-        self._planned = {i.name: tuple(tensor(graph.node(i.node)).shape) for i in inputs}
+        inputs = first.plan.graph.tensors_of(InputKind.INPUT)
+        self._planned = {n: tuple(t.shape) for n, t in inputs.items()}
         self._cache: dict[Shape, tuple[int, Program]] = {tuple(self._planned.values()): (0, first)}
 
     def round(self) -> Result:

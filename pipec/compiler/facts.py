@@ -17,7 +17,7 @@ from pipec.compiler.residency import list_work, working_bytes
 from pipec.compiler.stage_timing import device_of, find_measured
 from pipec.cost.stage import OPTIMIZER_COPIES, StageCost, update_cost
 from pipec.errors import PlanError
-from pipec.graph.ir import InputKind, nbytes, tensor, tensor_nbytes
+from pipec.graph.ir import InputKind, nbytes, tensor_nbytes
 from pipec.plan.facts import Facts, SharedSum, StageFacts
 from pipec.plan.model import HostSlot, Plan, Stage
 
@@ -150,9 +150,7 @@ def _kind(plan: Plan, stage: Stage) -> str:
 
 def list_w_reads(training: Training) -> dict[str, int]:
     """Bytes of every saved value that W reads, by its name in F."""
-    nodes = training.W.nodes
-    saved = training.W.inputs_of(InputKind.SAVED)
-    return {i.name: tensor_nbytes(tensor(nodes[i.node])) for i in saved}
+    return {n: tensor_nbytes(t) for n, t in training.W.tensors_of(InputKind.SAVED).items()}
 
 
 def _count_moved(plan: Plan, slot: HostSlot) -> float:

@@ -15,7 +15,7 @@ from pipec.errors import BackendError, PipecError
 from pipec.escape import sanitize
 from pipec.files import check_output
 from pipec.graph.axes import Axes
-from pipec.graph.ir import InputKind, OutputKind, tensor
+from pipec.graph.ir import InputKind, OutputKind
 from pipec.graph.lower import lower
 from pipec.plan.model import Plan
 from pipec.runtime.executor import Batch
@@ -173,10 +173,8 @@ class Chain:
             )
         self.program = Program.of(plan)
         self._stages, self._batch, self._first = stages, batch, 0
-        nodes = plan.graph.nodes
-        inputs = plan.graph.inputs_of(InputKind.INPUT)
-        self._axes = axes
-        self._types = {i.name: TensorType.of(tensor(nodes[i.node])) for i in inputs}
+        self._axes, given = axes, plan.graph.tensors_of(InputKind.INPUT)
+        self._types = {n: TensorType.of(t) for n, t in given.items()}
 
     def round(self) -> Result:
         """Run the schedule's microbatches once."""

@@ -51,8 +51,7 @@ def check_parameters(plan: Plan, model: nn.Module) -> None:
         return
     named = model.named_parameters(remove_duplicate=False)
     have = {n: list(p.shape) for n, p in named if not isinstance(p, UninitializedParameter)}
-    inputs = plan.graph.inputs_of(InputKind.PARAMETER)
-    want = {i.name: list(plan.graph.nodes[i.node].meta["val"].shape) for i in inputs}
+    want = {n: list(t.shape) for n, t in plan.graph.tensors_of(InputKind.PARAMETER).items()}
     lost = {n: s for n, s in want.items() if n not in have and not n.startswith("loss.")}
     if other := lost | {n: s for n, s in want.items() if have.get(n, s) != s}:
         raise PlanError(

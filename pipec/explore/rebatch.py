@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from pipec.compiler.loaded import Resize
 from pipec.errors import FrontendError, PipecError
-from pipec.graph.ir import Graph, InputKind, tensor
+from pipec.graph.ir import Graph, InputKind
 
 _T = TypeVar("_T")
 
@@ -57,7 +57,6 @@ class Rebatched:
             raise FrontendError(
                 "a model in memory has one batch size", got=samples, want=f"{batch} samples"
             )
-        inputs = self.graph.inputs_of(InputKind.INPUT)
-        shapes = {i.name: tensor(self.graph.nodes[i.node]).shape for i in inputs}
+        shapes = {n: t.shape for n, t in self.graph.tensors_of(InputKind.INPUT).items()}
         batched = {n: (samples, *s[1:]) for n, s in shapes.items() if s[:1] == (batch,)}
         return self.resized(batched)

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from pipec.errors import PipecError, PlanError
 from pipec.files import read_data
-from pipec.graph.ir import Graph, InputKind, tensor
+from pipec.graph.ir import Graph, InputKind
 from pipec.graph.size_formula import SizedArgument
 
 FILE = "axes.json"
@@ -164,9 +164,7 @@ class Axes:
         path = directory / FILE
         if not path.is_file():
             return Axes()
-        shapes = {
-            i.name: tensor(graph.node(i.node)).shape for i in graph.inputs_of(InputKind.INPUT)
-        }
+        shapes = {n: t.shape for n, t in graph.tensors_of(InputKind.INPUT).items()}
         try:
             found = Axes(**msgspec.json.decode(read_data(path), type=_Record))
             wrong = [a for a in found.open if any(shapes[n][k] != a.size for n, k in a.places)]

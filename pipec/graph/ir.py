@@ -192,6 +192,11 @@ class Graph(Ends):
         """Name to node, in topological order (placeholders first, the output node included)."""
         return {n.name: n for n in self.module.graph.nodes}
 
+    def tensors_of(self, *kinds: InputKind) -> dict[str, torch.Tensor]:
+        """Name of each input of the given kinds to the fake tensor that stands for it."""
+        nodes = self.nodes
+        return {i.name: tensor(nodes[i.node]) for i in self.inputs_of(*kinds)}
+
     @property
     def calls(self) -> list[fx.Node]:
         """The ``call_function`` nodes in topological order."""
@@ -222,7 +227,7 @@ class Graph(Ends):
         Of several that of the inputs with most dimensions, then the largest: positions [8] or
         [1, 8] beside ids [4, 8] are no batch.
         """
-        shapes = [tensor(self.node(i.node)).shape for i in self.inputs_of(InputKind.INPUT)]
+        shapes = [t.shape for t in self.tensors_of(InputKind.INPUT).values()]
         first = [(int(s[0]), len(s)) for s in shapes if len(s)]
         counted = Counter(rows for rows, _ in first)
         return max(first, key=lambda f: (counted[f[0]], f[1], f[0]), default=(0, 0))[0]

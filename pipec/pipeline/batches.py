@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from pipec.errors import PlanError
-from pipec.graph.ir import Graph, InputKind, tensor
+from pipec.graph.ir import Graph, InputKind
 
 Inputs = Mapping[str, torch.Tensor]
 Batch = Inputs | Sequence[torch.Tensor] | Sequence[Inputs] | torch.Tensor
@@ -23,7 +23,7 @@ class Splitter:
     """
 
     def __init__(self, graph: Graph, microbatches: int) -> None:
-        inputs = {i.name: tensor(graph.node(i.node)) for i in graph.inputs_of(InputKind.INPUT)}
+        inputs = graph.tensors_of(InputKind.INPUT)
         self._dtypes = {n: t.dtype for n, t in inputs.items()}
         self.compiled = shape_of(inputs)
         self._rows = graph.rows or 1

@@ -54,7 +54,7 @@ def counts_of(graph: Graph, rows: Count) -> list[Count]:
     """
     todo = [(graph.node(o.node), False) for o in graph.outputs_of(OutputKind.LOSS)[:1]]
     inputs = {i.node: i.name for i in graph.inputs_of(InputKind.INPUT)}
-    compiled = int(rows({n: tensor(graph.node(k)) for k, n in inputs.items()}))
+    compiled = int(rows(graph.tensors_of(InputKind.INPUT)))
     read, scalars = _find_read(graph, inputs)
     found: dict[str, Count] = {}
     while todo:

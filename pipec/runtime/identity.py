@@ -12,7 +12,7 @@ import torch
 
 from pipec.errors import PipecError
 from pipec.files import PACKAGE, code_of, text_digest
-from pipec.graph.ir import Graph, InputKind, tensor
+from pipec.graph.ir import Graph, InputKind
 from pipec.graph.tensor_type import has_data, weights_digest
 from pipec.graph.torch_private import tree_leaves
 from pipec.plan.record import plan_record
@@ -135,8 +135,8 @@ def model_of(graph: Graph) -> str:
 
     Of the types of its weights, and of how often it calls each op.
     """
-    held = [i for i in graph.inputs if i.kind in (InputKind.PARAMETER, InputKind.BUFFER)]
-    types = {i.name: TensorType.of(tensor(graph.node(i.node))) for i in held}
+    held = graph.tensors_of(InputKind.PARAMETER, InputKind.BUFFER)
+    types = {n: TensorType.of(t) for n, t in held.items()}
     ops = Counter(str(node.target) for node in graph.calls)
     return digest_of([{n: [t.dtype, list(t.shape)] for n, t in types.items()}, ops])
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from pipec.errors import BackendError, PlanError
-from pipec.graph.ir import Graph, InputKind, OutputKind, tensor
+from pipec.graph.ir import Graph, InputKind, OutputKind
 from pipec.graph.torch_private import storage_key
 from pipec.runtime.draws import Stream, drawing, seed_module
 from pipec.runtime.placed import place_on
@@ -44,11 +44,8 @@ class StageRunner:
         self._functions: dict[str, Callables] = {}
         self._owned: dict[str, frozenset[str]] = {}
         self._compiled = compiled
-        nodes = program.forward.nodes
-        self._inputs = {
-            i.name: TensorType.of(tensor(nodes[i.node]))
-            for i in program.forward.inputs_of(InputKind.INPUT)
-        }
+        given = program.forward.tensors_of(InputKind.INPUT)
+        self._inputs = {n: TensorType.of(t) for n, t in given.items()}
         self._read_by_w = {i.name for i in graphs["W"].inputs} if program.training else set()
 
     @property
