@@ -409,7 +409,7 @@ class Fit:
         )
 
     def _other(self, plan: Plan) -> str | None:
-        """A schedule, or a count of microbatches, with which the stages of a plan fit."""
+        """A schedule, or a count of microbatches, with which the stages of a plan, as cut, fit."""
         name, m, n = self.schedule.name, self.schedule.microbatches, len(self.plan.stages)
         given = self.schedule.options
         others = {k: v for k, v in placing(self.schedule).items() if k != "chunks"}
@@ -426,7 +426,7 @@ class Fit:
                 continue
             if (peaks <= self.limits).all():
                 order = spell(self.schedule) if options is given else format_options(other, others)
-                return f"schedule {order} with {count} microbatches fits"
+                return f"schedule {order} with {count} microbatches fits, cut as here"
         return None
 
     def _hint(self, plan: Plan) -> str:
