@@ -202,7 +202,7 @@ class FpgaBackend(Backend):
                  if o.kind is not OutputKind.VALUE}  # fmt: skip
         for k, (values, got) in enumerate(zip(inputs, found, strict=True), 1):
             progress(f"running the original model on frame {k} of {frames}")
-            torch.manual_seed(seed)
+            torch.default_generator.manual_seed(seed)
             for name, want in reference.original(values).items():
                 if name not in got or name not in homes:
                     raise PlanError("no stage yields an output of the model", got=name)

@@ -109,7 +109,7 @@ def choose_inputs(
 def _run(
     original: Callable[[Tensors], dict[str, Tensor]], inputs: Tensors, seed: int
 ) -> dict[str, Tensor]:
-    torch.manual_seed(seed)
+    torch.default_generator.manual_seed(seed)
     return original(inputs)
 
 

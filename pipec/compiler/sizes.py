@@ -62,7 +62,7 @@ def compare_sizes(
             continue
         if any(t.numel() and t.isnan().all() for t in want.values()):
             continue  # it makes nothing of this size: a mean over no pixels
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
         for name, kind, stage, got in run_chain(plan, stages, inputs, progress):
             if kind is OutputKind.OUTPUT and name not in drawn:
                 label = f"{name} at {text}"

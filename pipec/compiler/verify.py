@@ -273,7 +273,7 @@ class _Check:
 
     def _as_written(self, inputs: Tensors) -> dict[str, Tensor]:
         """What the model as written makes of inputs; it draws the same numbers whenever it runs."""
-        torch.manual_seed(self.seed)
+        torch.default_generator.manual_seed(self.seed)
         return self.model.original(inputs)
 
     def choose(self, number: int, trials: int = 1) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -338,7 +338,7 @@ class _Check:
         self, inputs: Tensors, declared: Mapping[Yield, Tensor]
     ) -> list[Comparison]:
         """The traced graph against the model as written, which draws in one stream."""
-        torch.manual_seed(self.seed)
+        torch.default_generator.manual_seed(self.seed)
         traces, _ = run_graph(self.model.graph, inputs, set())
         at = [key for key in declared if key in traces and key not in self.drawn_by_file]
         return [self._compare_node(traces[key], declared[key], key[1]) for key in at]

@@ -217,7 +217,7 @@ def gradients_of(
     source: Graph, inputs: Mapping[str, Tensor], names: set[str], seed: int
 ) -> Tensors:
     """The gradients by autograd; zeros where the loss does not depend on a parameter."""
-    torch.manual_seed(seed)
+    torch.default_generator.manual_seed(seed)
     return _autograd(source, inputs, names, int)[0]
 
 
@@ -264,7 +264,7 @@ def chain_stages(
     runners = [StageRunner(s) for s in stages]
     own = [{n: weights[n] for n in s.weights} for s in stages]
     values: Tensors = {}
-    torch.manual_seed(seed)
+    torch.default_generator.manual_seed(seed)
     for stage, runner, held in zip(stages, runners, own, strict=True):
         arrived = {v: values[v] for v in stage.incoming}
         values |= runner.forward(0, held, arrived, inputs)[OutputKind.VALUE]

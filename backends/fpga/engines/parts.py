@@ -2,8 +2,9 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 from enum import StrEnum
+from operator import add
 from typing import Any
 
 import numpy as np
@@ -114,10 +115,10 @@ class Resources:
     ddr: float = 0.0
 
     def __add__(self, other: "Resources") -> "Resources":
-        return Resources(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+        return Resources(*map(add, vars(self).values(), vars(other).values()))
 
     def __mul__(self, times: float) -> "Resources":
-        return Resources(*(times * a for a in astuple(self)))
+        return Resources(*(times * a for a in vars(self).values()))
 
     def __sub__(self, other: "Resources") -> "Resources":
         return self + other * -1.0
