@@ -114,6 +114,7 @@ struct process {
       : depth(d), free(f), ins(std::move(i)), outs(std::move(o)), runs(std::move(items)) {}
 
   i64 depth, left = 0, time = 0, frames = 0, blocked = -1;
+  int part = 0;  // of the network: parts have no stream in common
   i64 step = 0, lag = 0;  // rigid: the step of the last firing, and cycle less step
   bool free;
   bool started = false, queued = false, blocked_empty = false;
@@ -304,8 +305,9 @@ struct process {
   }
 };
 
-// Advance all until nothing more is known; whether a connected process moved.
-bool settle(std::vector<process> &all, const std::vector<fifo> &fifos) {
+// Advance all until nothing more is known; whether a connected process of these parts moved.
+bool settle(std::vector<process> &all, const std::vector<fifo> &fifos,
+            const std::vector<bool> &parts) {
   bool any = false;
   std::deque<int> queue;
   for (std::size_t k = 0; k < all.size(); ++k) {
@@ -322,7 +324,7 @@ bool settle(std::vector<process> &all, const std::vector<fifo> &fifos) {
     queue.pop_front();
     p.queued = false;
     if (!(p.free ? p.advance(fifos) : p.advance_rigid(fifos))) continue;
-    any = any || !p.ins.empty() || !p.outs.empty();
+    any = any || (parts[std::size_t(p.part)] && !(p.ins.empty() && p.outs.empty()));
     for (const fifo *f : p.ins) wake(f->producer);
     for (const fifo *f : p.outs) wake(f->consumer);
   }
@@ -330,13 +332,18 @@ bool settle(std::vector<process> &all, const std::vector<fifo> &fifos) {
 }
 
 // Run every process through a frame. Of rigid pipelines the last results of a frame may leave only
-// when the next one arrives, so frames are run on as far as this one needs it.
+// when the next one arrives, so frames are run on as far as this one needs it. What stands still is
+// not waited for: another part of the network could run for ever.
 void one_frame(std::vector<process> &all, const std::vector<fifo> &fifos, std::size_t frame) {
   const auto behind = [&](const process &p) { return p.times.size() < frame; };
   const i64 before = all.empty() ? 0 : all[0].frames;
   for (i64 limit = std::max(before, i64(frame));; ++limit) {
     for (process &p : all) p.frames = limit;
-    const bool moved = settle(all, fifos);
+    std::vector<bool> late(all.size());
+    for (const process &p : all) {
+      if (behind(p)) late[std::size_t(p.part)] = true;
+    }
+    const bool moved = settle(all, fifos, late);
     const bool rigid = std::any_of(all.begin(), all.end(), [](auto &p) { return !p.free; });
     if (call || !rigid || std::none_of(all.begin(), all.end(), behind)) return;
     if (!moved && limit > before) return;
@@ -405,6 +412,12 @@ std::vector<process> read_processes(std::vector<fifo> &fifos) {
     const std::vector<fifo *> ins = ports(fifos, k, true), outs = ports(fifos, k, false);
     table items = read_table(ins, outs);
     all.emplace_back(depth, free, inner(ins), inner(outs), std::move(items));
+    all.back().part = k;
+  }
+  for (const fifo &f : fifos) {
+    if (f.producer < 0 || f.consumer < 0) continue;
+    const int from = all[std::size_t(f.producer)].part, to = all[std::size_t(f.consumer)].part;
+    for (process &p : all) p.part = p.part == from ? to : p.part;
   }
   return all;
 }

@@ -180,3 +180,20 @@ def test_no_token_is_read_in_a_schedule_before_it_has_left_its_pipeline(
         which = np.searchsorted(written.counts, read.counts[reads], side="left")
         visible = written.ends[which.clip(max=len(written.ends) - 1)] + 1
         assert (visible <= read.starts[reads] + 1e-6).all(), stream
+
+
+def test_a_part_that_deadlocks_is_named_though_another_could_run_for_ever() -> None:
+    """All of one stream is written before the other, and read behind it; it does not fit."""
+    halves = (Run(4, 1, 1, 1), Run(4, 1, 2, 2))
+    stuck = [
+        Process("writer", tuple(Run(r.count, 1, 0, r.writes) for r in halves), (), ("a", "b"), 1),
+        Process(
+            "reader", tuple(Run(r.count, 1, 3 - r.reads, 0) for r in halves), ("a", "b"), (), 1
+        ),
+    ]
+    apart = [Process("source", (Run(4, 1, 0, 1),), (), ("c",), 1),
+             Process("sink", (Run(4, 1, 1, 0),), ("c",), (), 1)]  # fmt: skip
+    for network in (stuck + apart, apart + stuck):
+        with pytest.raises(BackendError, match="the dataflow deadlocks"):
+            steady_state(network, dict.fromkeys("abc", 1))
+    assert steady_state([*stuck, *apart], {"a": 8, "b": 8, "c": 1}).interval == 8
