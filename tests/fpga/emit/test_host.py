@@ -106,6 +106,18 @@ def test_link_cfg_joins_every_port_of_the_kernel_once(vgg: Path) -> None:
     assert own == {f"{top}_1.m_axi_{name}" for name in memories}
 
 
+def test_a_call_is_for_no_more_frames_than_32_bits_count(vgg: Path) -> None:
+    """Loops run to ``frames * G::N`` and the like, whose constants are in ``types.h``."""
+    readme, host = ((vgg / name).read_text() for name in ("README.md", "host/host.cpp"))
+    (most,) = map(int, re.findall(r"^A call is for up to (\d+) frames", readme, re.MULTILINE))
+    assert f"host::main_of(argc, argv, run, {most})" in host
+    loops = "\n".join(path.read_text() for path in (vgg / "src/engines").glob("*.h"))
+    names = "|".join(set(re.findall(r"frames \* \(?G::(\w+)", loops)))
+    types = (vgg / "src/types.h").read_text()
+    turns = max(int(n) for n in re.findall(rf" (?:{names}) = (\d+);", types))
+    assert 0 < turns * most < 2**31
+
+
 def test_a_host_plays_golden_frames_from_hbm(vgg: Path) -> None:
     assert len(set(banks(vgg).values())) >= 6  # four matrices, an input, an output
     words = ("--frames", str(FRAMES), "--batch", "2")

@@ -40,7 +40,8 @@ struct options {
   std::exit(2);
 }
 
-inline options parse(int argc, char **argv) {
+// A call is for MOST frames at most.
+inline options parse(int argc, char **argv, int most) {
   options settings;
   const auto number = [&](const char *text, long least) {
     char *end = nullptr;
@@ -72,7 +73,7 @@ inline options parse(int argc, char **argv) {
     }
   }
   if (settings.xclbin.empty()) usage(argv[0]);
-  settings.batch = std::min(settings.batch, settings.frames);
+  settings.batch = std::min({settings.batch, settings.frames, most});
   return settings;
 }
 
@@ -271,8 +272,8 @@ inline bool play(const options &settings, stage on, const char *name) {
 
 // What main does: 0 if all is well, 1 if an output is wrong, 3 if the board fails.
 template <typename Run>
-int main_of(int argc, char **argv, const Run &run) {
-  const options settings = parse(argc, argv);
+int main_of(int argc, char **argv, const Run &run, int most) {
+  const options settings = parse(argc, argv, most);
   try {
     return run(settings) ? 0 : 1;
   } catch (const std::exception &error) {
