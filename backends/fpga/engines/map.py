@@ -128,7 +128,7 @@ class Map(Rows):
         x, y = cpp_type(engine.dtype), cpp_type(engine.result)
         constants = {**constants, **limits(engine)}
         if self.steps[0].op == "affine":
-            body = f"return {narrow(engine)}(int64_t(x.steps()) * t0.multiplier + t0.bias);"
+            body = f"return {narrow(engine)}(on_fabric(x.steps(), t0.multiplier) + t0.bias);"
             functions = {f"{y} op({x} x, rescale t0)": [body]}
             return Unit("map1", constants, functions, tables=("table0",))
         mode = mode_of(self.steps)
@@ -140,10 +140,10 @@ class Map(Rows):
         second = int8_format(engine.second)
         assert second is not None
         if mode is Mode.PRODUCT:
-            found = f"int64_t(x.steps() * y.steps()) * {multiplier(engine)}"
+            found = f"on_fabric(int32_t(on_fabric(x.steps(), y.steps())), {multiplier(engine)})"
         else:
             a, b = sum_multipliers(self.steps[0].op, (reads, second), writes)[0]
-            found = f"int64_t(x.steps()) * {a} + int64_t(y.steps()) * {b}"
+            found = f"on_fabric(x.steps(), {a}) + on_fabric(y.steps(), {b})"
         functions = {f"{y} op({x} x, {cpp_type(engine.second)} y)": [
             f"return {narrow(engine)}({found});"
         ]}  # fmt: skip

@@ -136,7 +136,7 @@ class Matmul(Dense):
             "return {g, n, k};",
         ]
         if engine.narrowing is not None:
-            body = f"return {narrow(engine)}(int64_t(sum) * {multiplier(engine)});"
+            body = f"return {narrow(engine)}(on_fabric(sum, {multiplier(engine)}));"
             functions = {f"{cpp_type(engine.result)} finish(int32_t sum)": [body]}
         elif whole := finish_body(self.scale, self.taps * self.channels, engine.dtype):
             functions = {"T finish(sum_t<T> sum)": whole}

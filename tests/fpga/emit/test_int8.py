@@ -106,6 +106,10 @@ def test_emitted_code_is_the_integers_of_numpy(name: str, tmp_path: Path) -> Non
     """Bit for bit; a softmax at the end may round to the other side."""
     design, inputs, want = design_of(name)
     write_stage(design, tmp_path / "s", None)
+    texts = (path.read_text() for path in (tmp_path / "s/src").rglob("*.h"))
+    last = [line for text in texts for line in text.splitlines() if "return narrowed<" in line]
+    assert last
+    assert not [line for line in last if " * " in line]  # priced as LUTs: `on_fabric` says so
     (simulation,) = load_stages([tmp_path / "s"])
     found = simulation(inputs)
     expected = execute(design, inputs, run8, steps_of)

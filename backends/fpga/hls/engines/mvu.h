@@ -24,9 +24,7 @@ inline Y rounded(A sum, const B &bias) {
 template <typename Y, typename G>
 inline Y rounded(int32_t sum, const rescale &by) {
 #pragma HLS INLINE
-  const int64_t product = int64_t(sum + by.bias) * by.multiplier;
-#pragma HLS BIND_OP variable = product op = mul impl = fabric
-  return narrowed<Y, G>(product);
+  return narrowed<Y, G>(on_fabric(sum + by.bias, by.multiplier));
 }
 
 // Sums, rounded to what an engine writes.

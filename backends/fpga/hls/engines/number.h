@@ -216,6 +216,14 @@ struct rescale {
   rescale(int x) : bias(x), multiplier(0) {}
 };
 
+// A product of LUTs: the DSPs of 8-bit integers are for the products that are summed.
+inline int64_t on_fabric(int32_t x, int32_t y) {
+#pragma HLS INLINE
+  const int64_t product = int64_t(x) * y;
+#pragma HLS BIND_OP variable = product op = mul impl = fabric
+  return product;
+}
+
 // The last step of it: shifted, the zero point put on, kept within [LOW, HIGH].
 template <typename Y, typename G>
 inline Y narrowed(int64_t product) {

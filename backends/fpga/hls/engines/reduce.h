@@ -57,7 +57,7 @@ inline Y scaled(int32_t x, const steps &, int) {
 }
 template <typename Y, typename G>
 inline Y scaled(int32_t x, const rescale &by, int) {
-  return narrowed<Y, G>(int64_t(x) * by.multiplier);
+  return narrowed<Y, G>(on_fabric(x, by.multiplier));
 }
 template <typename Y, typename G, typename A>
 inline Y scaled(A x, const A &scale, int) {
