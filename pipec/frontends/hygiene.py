@@ -16,6 +16,7 @@ from torch import Tensor, fx
 from torch.export import ExportedProgram
 from torch.export import graph_signature as export
 
+from pipec.autodiff.recompute import is_random
 from pipec.errors import FrontendError
 from pipec.escape import python_identifier
 from pipec.frontends.composites import COMPOSITES, Args
@@ -287,11 +288,7 @@ def _find_needed(nodes: Sequence[fx.Node]) -> set[fx.Node]:
     for n in reversed(nodes):
         if n.target in _DROPPED:
             continue
-        draws = isinstance(n.target, OpOverload) and (
-            torch.Tag.nondeterministic_seeded in n.target.tags
-            and n.kwargs.get("dropout_p", 1.0) != 0.0
-        )
-        if n in needed or draws:
+        if n in needed or is_random(n):
             needed.add(n)
             needed.update(n.all_input_nodes)
     return needed

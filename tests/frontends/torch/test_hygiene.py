@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from unittest.mock import Mock
 
 import pytest
@@ -37,6 +38,12 @@ def test_nodes_without_effect_are_left_out() -> None:
     assert ops(lambda x: x.reshape(2, 3)[:, :9].contiguous().to(x.dtype) + 1, x) == ["add.Tensor"]
     assert ops(lambda x: x.permute(0, 1).clone().detach().expand(2, 3) + 1, x) == ["add.Tensor"]
     assert ops(lambda x: (x.sin(), x + 1)[1], x) == ["add.Tensor"]
+    x = x[None]  # attention draws only where it drops
+    assert ops(lambda x: (F.scaled_dot_product_attention(x, x, x), x + 1)[1], x) == ["add.Tensor"]
+    gru = partial(nn.GRU(3, 2).requires_grad_(False), x)
+    assert ops(lambda x: (gru(), x + 1)[1], x) == ["add.Tensor"]
+    unread = ops(lambda x: (F.dropout(x), x + 1)[1], x)
+    assert len(unread) > 1
 
 
 def test_nodes_with_effect_stay() -> None:
