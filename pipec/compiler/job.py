@@ -48,10 +48,10 @@ def run_chain(
         progress(f"running stage {stage.index} of {len(plan.stages)}")
         low = lower(stage.graph)
         arrived = {t.value: boxes.pop(t.channel) for t in low.receives}
-        fed = {i.name: inputs[i.name] for i in low.graph.inputs_of(InputKind.INPUT)}
+        fed = {i.name: inputs[i.name] for i in low.inputs_of(InputKind.INPUT)}
         with user_code(f"stage {stage.index} failed", error=BackendError):
             results = {**arrived, **run({**fed, **arrived})}
-        wanted = [o.name for o in low.graph.outputs]
+        wanted = [o.name for o in low.outputs]
         if lacking := [name for name in wanted if not isinstance(results.get(name), Tensor)]:
             raise BackendError(
                 "a stage does not yield what it should",
@@ -61,7 +61,7 @@ def run_chain(
             )
         for t in low.sends:
             boxes[t.channel] = results[t.value]
-        for o in low.graph.outputs:
+        for o in low.outputs:
             passed_on = o.kind is OutputKind.VALUE and o.name in arrived
             if not passed_on:
                 yield o.name, o.kind, stage.index, results[o.name]

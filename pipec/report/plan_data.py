@@ -61,7 +61,7 @@ def stage_data(plan: Plan, stage: Stage) -> Data:
         "graph": stage.key,
         "devices": list(_devices(plan, stage.index)),
         "device": "+".join(plan.cluster.devices[d].kind for d in _devices(plan, stage.index)),
-        "nodes": len(low.graph.calls),
+        "nodes": len(low.calls),
         "weights": len([i for i in stage.graph.inputs if i.kind.is_weight]),
         "weight_bytes": stage.graph.weight_bytes,
         "inputs": [i.name for i in stage.graph.inputs_of(InputKind.INPUT)],

@@ -61,7 +61,6 @@ from tests.runtime.pipelines import (
     scheduled,
     staged,
     staged_graph,
-    staged_once,
 )
 from tests.runtime.processes import print_to
 from tests.runtime.ranks import PATIENCE
@@ -93,7 +92,7 @@ def prepared(world: int, directory: Path) -> None:
     """Write the plans of all runs, so that no rank must trace and differentiate them."""
     for k, (name, stages, schedule, options, _) in enumerate(RUNS[world]):
         case = CASES[name]
-        plan = staged_once(case, seeded(case), stages)
+        plan = staged(case, seeded(case), stages)
         order = scheduled(plan, schedule, 12, **options)
         emit(plan.replace(schedule=order), directory / str(k))
 

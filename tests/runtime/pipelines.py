@@ -33,25 +33,25 @@ def _told(plan: Plan) -> bytes:
 _plans: dict[tuple[object, ...], tuple[Plan, bytes]] = {}
 
 
-def staged_once(case: Case, module: nn.Module, stages: int) -> Plan:
-    """The plan of `staged`, once per process for equal modules, where a module can be pickled.
+def staged(case: Case, module: nn.Module, stages: int, *, recompute: str = "views") -> Plan:
+    """Cut into ``stages`` of equal node count, with channels and backward graphs.
 
-    It is the plan of a copy. Whoever changes it is found out by the next one who asks for it.
+    Made once per process for equal modules, of a copy, where a module can be pickled. Whoever
+    changes the plan is found out by the next one who asks for it.
     """
     try:
-        key = (case.loss, case.batch, stages, content(module))
+        key = (case.loss, case.batch, stages, recompute, content(module))
     except (pickle.PicklingError, AttributeError, TypeError):  # of a class inside a test
-        return staged(case, module, stages)
+        return _stage(case, module, stages, recompute)
     if key not in _plans:
-        plan = staged(case, copy.deepcopy(module), stages)
+        plan = _stage(case, copy.deepcopy(module), stages, recompute)
         _plans[key] = (plan, _told(plan))
     plan, told = _plans[key]
     assert _told(plan) == told, "a test has changed a plan that others share"
     return plan
 
 
-def staged(case: Case, module: nn.Module, stages: int, *, recompute: str = "views") -> Plan:
-    """Cut into ``stages`` of equal node count, with channels and backward graphs."""
+def _stage(case: Case, module: nn.Module, stages: int, recompute: str) -> Plan:
     args, target = case.batch(0)
     graph = trace(module, args, loss=Loss(case.loss, target), source=Source("memory", "test"))
     return staged_graph(graph, cut(graph, stages), recompute=recompute)

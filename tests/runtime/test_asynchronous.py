@@ -23,7 +23,7 @@ from pipec.schedule.registry import generate
 from pipec.schedule.schedule import Schedule
 from tests.autodiff.chain import Case, worst
 from tests.autodiff.zoo import CASES, floats, seeded
-from tests.runtime.pipelines import accumulated, batches, scheduled, staged_graph, staged_once
+from tests.runtime.pipelines import accumulated, batches, scheduled, staged, staged_graph
 
 Version = Callable[[int, int], int]
 LR, STAGES, MICROBATCHES = 0.05, 4, 12
@@ -76,7 +76,7 @@ def ran(case: Case, plan: Plan, order: Schedule, settings: Settings | None = Non
 def mlp(stages: int = STAGES) -> tuple[Case, nn.Module, Plan]:
     case = CASES["long skip"]
     module = seeded(case)
-    return case, module, staged_once(case, module, stages)
+    return case, module, staged(case, module, stages)
 
 
 def test_pipedream_is_the_stashing_equation() -> None:
@@ -301,7 +301,7 @@ def test_a_synchronous_warm_up_is_another_schedule_for_the_first_rounds() -> Non
 
 def test_weights_shared_between_stages_are_refused_without_a_flush(tmp_path: Path) -> None:
     case = CASES["gpt-2"]
-    plan = staged_once(case, seeded(case), 2)
+    plan = staged(case, seeded(case), 2)
     told = r"shared by several stages(.|\n)*wte(.|\n)*1f1b"
     with pytest.raises(PipecError, match=told):
         scheduled(plan, "pipedream", 4)

@@ -21,7 +21,7 @@ from pipec.runtime.runner import LocalPipeline
 from pipec.runtime.train import train
 from tests.autodiff.chain import Case, worst
 from tests.autodiff.zoo import CASES, floats, seeded
-from tests.runtime.pipelines import batches, scheduled, staged_once
+from tests.runtime.pipelines import batches, scheduled, staged
 
 SETTINGS = Settings(
     lambda p: torch.optim.AdamW(p, lr=0.01),
@@ -44,7 +44,7 @@ def pipeline(
 @pytest.mark.parametrize("name", ["cnn", "dropout"])
 def test_continuing_is_bit_identical(name: str, schedule: str, tmp_path: Path) -> None:
     case = CASES[name]
-    plan = staged_once(case, seeded(case), 3)
+    plan = staged(case, seeded(case), 3)
     whole = pipeline(case, plan, schedule)
     losses = train(whole, 6)
     first = pipeline(case, plan, schedule)
@@ -63,7 +63,7 @@ def test_a_checkpoint_fits_another_number_of_stages(
 ) -> None:
     case = CASES[name]
     module: nn.Module = seeded(case)
-    plans = [staged_once(case, module, n) for n in (before, after)]
+    plans = [staged(case, module, n) for n in (before, after)]
     whole = pipeline(case, plans[0], "1f1b", clip=0.1)
     train(whole, 4)
     first = pipeline(case, plans[0], "1f1b", clip=0.1)
@@ -79,7 +79,7 @@ def test_without_a_flush_nothing_is_lost_on_another_number_of_stages(
 ) -> None:
     case = CASES["dropout"]
     module: nn.Module = seeded(case)
-    plans = [staged_once(case, module, n) for n in (4, 2)]
+    plans = [staged(case, module, n) for n in (4, 2)]
     whole = pipeline(case, plans[0], schedule)
     train(whole, 4)
     first = pipeline(case, plans[0], schedule)
@@ -107,7 +107,7 @@ def test_without_a_flush_other_stages_go_on_with_their_own_delays(
         order, batch = scheduled(plan, schedule, 8), batches(case, plan.graph)
         return LocalPipeline(plan, batch, settings, schedule=order, weights=weights)
 
-    plans = [staged_once(case, module, n) for n in (4, 2)]
+    plans = [staged(case, module, n) for n in (4, 2)]
     first = run(plans[0])
     train(first, 1, checkpoints=Checkpoints(tmp_path, first.executors))
     second = run(plans[1])
@@ -139,7 +139,7 @@ class Paths(nn.Module):
 def test_names_of_weights_may_be_paths(before: int, after: int, tmp_path: Path) -> None:
     case = Case(Paths, nn.functional.cross_entropy, floats(4, 8))
     module = seeded(case)
-    plans = [staged_once(case, module, n) for n in (before, after)]
+    plans = [staged(case, module, n) for n in (before, after)]
     assert interrupted(case, plans, SETTINGS, tmp_path) == 0
 
 
@@ -179,7 +179,7 @@ def test_parameters_keep_their_group_on_other_stages(
 ) -> None:
     case = Case(normed, nn.functional.cross_entropy, floats(4, 8))
     module = seeded(case)
-    plans = [staged_once(case, module, n) for n in (before, after)]
+    plans = [staged(case, module, n) for n in (before, after)]
     settings = Settings(two_groups, lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.5))
     assert interrupted(case, plans, settings, tmp_path) == 0
 
@@ -190,7 +190,7 @@ def test_a_learning_rate_that_is_a_tensor_comes_back_as_one(
 ) -> None:
     case = CASES["mlp"]
     module = seeded(case)
-    plans = [staged_once(case, module, n) for n in (before, after)]
+    plans = [staged(case, module, n) for n in (before, after)]
     settings = Settings(
         lambda p: torch.optim.Adam(p, lr=torch.tensor(0.02)),
         lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.5),
@@ -222,7 +222,7 @@ def test_settings_of_another_class_are_not_taken_over(
     settings: Settings, said: str, tmp_path: Path
 ) -> None:
     case = CASES["mlp"]
-    plan = staged_once(case, seeded(case), 2)
+    plan = staged(case, seeded(case), 2)
     first = pipeline(case, plan, "1f1b")
     train(first, 1, checkpoints=Checkpoints(tmp_path, first.executors))
     order, batch = scheduled(plan, "1f1b", 4), batches(case, plan.graph)
@@ -234,7 +234,7 @@ def test_settings_of_another_class_are_not_taken_over(
 @pytest.mark.parametrize("schedule", ["1f1b", "pipedream"])
 def test_a_state_that_is_not_finite_displaces_nothing(schedule: str, tmp_path: Path) -> None:
     case, told = CASES["mlp"], list[str]()
-    plan = staged_once(case, seeded(case), 2)
+    plan = staged(case, seeded(case), 2)
     good = batches(case, plan.graph)
 
     def batch(number: int) -> Mapping[str, Tensor]:
@@ -258,7 +258,7 @@ def test_a_state_that_is_not_finite_displaces_nothing(schedule: str, tmp_path: P
 def test_an_update_that_is_not_finite_is_left_out(on_nan: OnNan, tmp_path: Path) -> None:
     """As if its round had not been; stopping keeps the checkpoint that was under way."""
     case = CASES["mlp"]
-    plan = staged_once(case, seeded(case), 3)
+    plan = staged(case, seeded(case), 3)
     good, steps = batches(case, plan.graph), list[Step]()
 
     def batch(number: int) -> Mapping[str, Tensor]:
@@ -286,7 +286,7 @@ def test_an_update_that_is_not_finite_is_left_out(on_nan: OnNan, tmp_path: Path)
 
 def test_settings_of_the_optimizer_that_do_not_count_are_told(tmp_path: Path) -> None:
     case, told = CASES["mlp"], list[str]()
-    plan = staged_once(case, seeded(case), 2)
+    plan = staged(case, seeded(case), 2)
 
     def run(lr: float, *, cosine: bool = False, end: int = 9) -> LocalPipeline:
         order, batch = scheduled(plan, "1f1b", 8), batches(case, plan.graph)
@@ -315,7 +315,7 @@ def test_what_a_run_that_goes_on_is_told_anew_is_said(tmp_path: Path) -> None:
     next(m for m in other.modules() if isinstance(m, nn.Dropout)).p = 0.9
 
     def run(model: nn.Module, microbatches: int, **settings: Any) -> LocalPipeline:
-        plan = staged_once(case, model, 2)
+        plan = staged(case, model, 2)
         order, batch = scheduled(plan, "1f1b", microbatches), batches(case, plan.graph)
         return LocalPipeline(
             plan, batch, Settings(lambda p: torch.optim.SGD(p, lr=0.1), **settings), schedule=order
@@ -340,7 +340,7 @@ def test_what_a_run_that_goes_on_is_told_anew_is_said(tmp_path: Path) -> None:
 def test_a_limit_of_infinity_and_no_limit_are_the_same(clip: float | None, tmp_path: Path) -> None:
     """A pipeline asks for a norm without a limit where there is a flush; without one, for none."""
     case, told = CASES["mlp"], list[str]()
-    plan = staged_once(case, seeded(case), 2)
+    plan = staged(case, seeded(case), 2)
     first, again = (
         LocalPipeline(
             plan,
@@ -359,7 +359,7 @@ def test_a_limit_of_infinity_and_no_limit_are_the_same(clip: float | None, tmp_p
 def test_a_schedule_that_is_not_gone_on_with_is_told(tmp_path: Path) -> None:
     """It changes the momentum of Adam too, which has other settings without it."""
     case, told = CASES["mlp"], list[str]()
-    plan = staged_once(case, seeded(case), 2)
+    plan = staged(case, seeded(case), 2)
 
     def run(*, cycle: bool) -> LocalPipeline:
         order, batch = scheduled(plan, "1f1b", 8), batches(case, plan.graph)

@@ -15,13 +15,13 @@ from pipec.runtime.runner import LocalPipeline
 from pipec.runtime.train import train
 from tests.autodiff.chain import Case, worst
 from tests.autodiff.zoo import CASES, floats, seeded
-from tests.runtime.pipelines import staged_once
+from tests.runtime.pipelines import staged
 from tests.runtime.test_checkpoint import pipeline
 
 
 def test_weights_of_a_checkpoint_are_safetensors_by_their_names(tmp_path: Path) -> None:
     case = CASES["mlp"]
-    run = pipeline(case, staged_once(case, seeded(case), 3), "1f1b")
+    run = pipeline(case, staged(case, seeded(case), 3), "1f1b")
     train(run, 2, checkpoints=Checkpoints(tmp_path, run.executors))
     found = load_file(tmp_path / "round-2/0.safetensors")
     weights = {n.removeprefix("weights/"): w for n, w in found.items() if n.startswith("weights/")}
@@ -43,7 +43,7 @@ class Phased(nn.Module):
 
 def test_complex_weights_come_back(tmp_path: Path) -> None:
     case = Case(Phased, nn.functional.mse_loss, lambda k: ((torch.randn(2, 6),), torch.ones(2, 6)))
-    plan = staged_once(case, seeded(case), 2)
+    plan = staged(case, seeded(case), 2)
     first, second = (pipeline(case, plan, "1f1b") for _ in range(2))
     train(first, 1, checkpoints=Checkpoints(tmp_path, first.executors))
     assert Checkpoints(tmp_path, second.executors).resume() == 1
@@ -54,7 +54,7 @@ def test_a_checkpoint_that_cannot_be_written_is_told_of_and_training_goes_on(
     tmp_path: Path,
 ) -> None:
     case, told = CASES["mlp"], list[str]()
-    run = pipeline(case, staged_once(case, seeded(case), 3), "1f1b")
+    run = pipeline(case, staged(case, seeded(case), 3), "1f1b")
     checkpoints = Checkpoints(tmp_path / "saved", run.executors, tell=told.append)
     (tmp_path / "saved").rmdir()
     (tmp_path / "saved").touch()
@@ -71,7 +71,7 @@ def test_a_checkpoint_that_cannot_be_written_is_told_of_and_training_goes_on(
 
 def test_a_directory_is_of_one_run_at_a_time(tmp_path: Path) -> None:
     case = CASES["mlp"]
-    plan = staged_once(case, seeded(case), 3)
+    plan = staged(case, seeded(case), 3)
     run = pipeline(case, plan, "1f1b")
     hold = "import sys, time, pathlib, pipec.files as f; l = f.Lock(pathlib.Path(sys.argv[1]));"
     hold += "print(flush=True); time.sleep(600)"
@@ -95,7 +95,7 @@ def test_a_directory_is_of_one_run_at_a_time(tmp_path: Path) -> None:
 
 def test_newer_checkpoints_of_another_run_are_not_taken_for_this_ones(tmp_path: Path) -> None:
     case = CASES["mlp"]
-    plan = staged_once(case, seeded(case), 2)
+    plan = staged(case, seeded(case), 2)
     old, new, again = (pipeline(case, plan, "1f1b") for _ in range(3))
     train(old, 3, checkpoints=Checkpoints(tmp_path, old.executors, keep=3), every=1)
     new.round()
@@ -112,7 +112,7 @@ def test_newer_checkpoints_of_another_run_are_not_taken_for_this_ones(tmp_path: 
 
 def test_a_half_written_checkpoint_does_not_count(tmp_path: Path) -> None:
     case = CASES["mlp"]
-    plan = staged_once(case, seeded(case), 3)
+    plan = staged(case, seeded(case), 3)
     run = pipeline(case, plan, "1f1b")
     train(run, 2, checkpoints=Checkpoints(tmp_path, run.executors))
     (tmp_path / "round-9.part").mkdir()
@@ -122,7 +122,7 @@ def test_a_half_written_checkpoint_does_not_count(tmp_path: Path) -> None:
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     for name in ("mlp", "cnn"):
         case = CASES[name]
-        run = pipeline(case, staged_once(case, seeded(case), 3), "1f1b")
+        run = pipeline(case, staged(case, seeded(case), 3), "1f1b")
         checkpoints = Checkpoints(tmp_path, run.executors)
         if name == "cnn":
             with pytest.raises(PipecError, match="of another model"):
@@ -138,7 +138,7 @@ def test_a_model_with_the_same_weights_is_another_model_all_the_same(tmp_path: P
             nn.functional.cross_entropy,
             floats(4, 8),
         )
-        return pipeline(case, staged_once(case, seeded(case), 2), "1f1b")
+        return pipeline(case, staged(case, seeded(case), 2), "1f1b")
 
     first = made(nn.Tanh)
     train(first, 1, checkpoints=Checkpoints(tmp_path, first.executors))
@@ -157,7 +157,7 @@ def test_a_renamed_checkpoint_is_refused(saved: tuple[LocalPipeline, Path]) -> N
 @pytest.mark.parametrize("harm", ["damaged", "renamed", "unsealed"])
 def test_the_newest_good_checkpoint_is_used_and_the_bad_one_told(harm: str, tmp_path: Path) -> None:
     case, told = CASES["dropout"], list[str]()
-    plan = staged_once(case, seeded(case), 2)
+    plan = staged(case, seeded(case), 2)
     whole, first, second = (pipeline(case, plan, "1f1b") for _ in range(3))
     train(whole, 4)
     train(first, 3, checkpoints=Checkpoints(tmp_path, first.executors, keep=3), every=1)
@@ -181,7 +181,7 @@ def test_the_newest_good_checkpoint_is_used_and_the_bad_one_told(harm: str, tmp_
 
 def test_what_is_kept_counts_only_what_can_be_read(tmp_path: Path) -> None:
     case = CASES["mlp"]
-    run = pipeline(case, staged_once(case, seeded(case), 2), "1f1b")
+    run = pipeline(case, staged(case, seeded(case), 2), "1f1b")
     train(run, 2, checkpoints=Checkpoints(tmp_path, run.executors), every=1)
     for left in (2, 9):  # unreadable ones, one of them newer than all that this run will write
         (tmp_path / f"round-{left}").mkdir(exist_ok=True)
@@ -198,7 +198,7 @@ def test_what_is_kept_counts_only_what_can_be_read(tmp_path: Path) -> None:
 def saved(tmp_path: Path) -> tuple[LocalPipeline, Path]:
     """A pipeline, and its checkpoint."""
     case = CASES["mlp"]
-    run = pipeline(case, staged_once(case, seeded(case), 2), "1f1b")
+    run = pipeline(case, staged(case, seeded(case), 2), "1f1b")
     train(run, 1, checkpoints=Checkpoints(tmp_path, run.executors))
     return run, tmp_path / "round-1"
 

@@ -23,7 +23,7 @@ from tests.autodiff.chain import Case, worst
 from tests.autodiff.zoo import CASES, seeded
 from tests.pipeline.test_pipeline import LOSS, Batch, Tagger, buckets, parts_of, plan_of, sgd
 from tests.pipeline.test_pipeline import batches as ragged
-from tests.runtime.pipelines import batches, scheduled, staged_once
+from tests.runtime.pipelines import batches, scheduled, staged
 from tests.runtime.test_offload import hosted
 
 ROUNDS = 10
@@ -49,7 +49,7 @@ def made(run: str, model: str) -> tuple[Case, Plan, Settings]:
     """A plan whose schedule is drained after a round."""
     name, stages, microbatches, options = RUNS[run]
     case = CASES[model]
-    plan = staged_once(case, seeded(case), stages)
+    plan = staged(case, seeded(case), stages)
     plan = plan.replace(schedule=scheduled(plan, name, microbatches, **options))
     return case, plan, CORRECTED if name == "pipemare" else SETTINGS
 
@@ -138,7 +138,7 @@ def test_what_is_under_way_goes_on_in_its_own_stages_alone(other: str, tmp_path:
     first = pipeline(case, plan, settings, endless(plan))
     train(first, 1, checkpoints=Checkpoints(tmp_path, first.executors))
     if other == "stages":
-        plan = staged_once(case, seeded(case), 2)
+        plan = staged(case, seeded(case), 2)
         plan = plan.replace(schedule=scheduled(plan, "pipedream", 8))
     second = pipeline(case, plan, settings, plan.schedule if other == "drained" else endless(plan))
     with pytest.raises(PipecError, match=r"under way in other stages(.|\n)*drain"):

@@ -26,7 +26,7 @@ from pipec.simulate.times import Times
 from tests.autodiff.chain import worst
 from tests.autodiff.zoo import CASES, seeded
 from tests.runtime import jobs
-from tests.runtime.pipelines import accumulated, batches, scheduled, staged_once
+from tests.runtime.pipelines import accumulated, batches, scheduled, staged
 from tests.runtime.processes import elastic
 
 Named = Sequence[tuple[str, nn.Parameter]]
@@ -54,7 +54,7 @@ def pipeline(
     name: str, stages: int, replicas: int, settings: Settings, schedule: str = "1f1b"
 ) -> LocalPipeline:
     case = CASES[name]
-    plan = staged_once(case, seeded(case), stages)
+    plan = staged(case, seeded(case), stages)
     order = scheduled(plan, schedule, 4, **({"replicas": replicas} if replicas > 1 else {}))
     return LocalPipeline(plan, batches(case, plan.graph), settings, schedule=order)
 
@@ -96,7 +96,7 @@ def test_every_optimizer_steps_its_share(optimizer: str) -> None:
     """Stages of one parameter leave a replica without any."""
     case = CASES["mlp"]
     module = seeded(case)
-    plan = staged_once(case, module, 3)
+    plan = staged(case, module, 3)
     order = scheduled(plan, "1f1b", 4, replicas=2)
     settings = Settings(optimizer_from_text(optimizer))
     run = LocalPipeline(plan, batches(case, plan.graph), settings, schedule=order)
@@ -165,7 +165,7 @@ def test_the_prediction_counts_a_share_of_the_optimizers_state() -> None:
         return [float(c.held[:, column].max()) for c in curves]
 
     case = CASES["mlp"]
-    plan = staged_once(case, seeded(case), 2)
+    plan = staged(case, seeded(case), 2)
     assert held(scheduled(plan, "1f1b", 4)) == [8, 4]
     assert sorted(held(scheduled(plan, "1f1b", 4, replicas=2))) == [2, 2, 4, 4]
 
@@ -196,7 +196,7 @@ def test_what_each_replica_really_keeps_is_predicted(name: str, stages: int, rep
 
 def test_a_replica_steps_in_the_time_of_its_share() -> None:
     case = CASES["llama"]
-    plan = timed(staged_once(case, seeded(case), 2))
+    plan = timed(staged(case, seeded(case), 2))
     once, shared = (
         timeline_of(plan_facts(plan), scheduled(plan, "1f1b", 4, **options)).times.step
         for options in ({}, {"replicas": 2})

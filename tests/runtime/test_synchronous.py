@@ -15,7 +15,7 @@ from pipec.runtime.runner import LocalPipeline
 from pipec.schedule.action import ActionKind
 from tests.autodiff.chain import Case, worst
 from tests.autodiff.zoo import CASES, floats, seeded
-from tests.runtime.pipelines import accumulated, batches, scheduled, staged, staged_once
+from tests.runtime.pipelines import accumulated, batches, scheduled, staged
 
 SCHEDULES = {
     "gpipe": {},
@@ -175,7 +175,7 @@ def test_dropout_masks_depend_on_seed_and_microbatch_but_not_on_schedule_or_cut(
     case, module = CASES[name], seeded(CASES[name])
 
     def losses(schedule: str, stages: int, seed: int = 3) -> list[float]:
-        plan = staged_once(case, module, stages)
+        plan = staged(case, module, stages)
         order, settings = scheduled(plan, schedule, 4), Settings(momentum, seed=seed)
         batch = batches(case, plan.graph)
         return LocalPipeline(plan, batch, settings, schedule=order).run(1)

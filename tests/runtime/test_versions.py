@@ -13,7 +13,7 @@ from pipec.schedule.action import ActionKind
 from pipec.schedule.registry import names
 from pipec.schedule.schedule import Schedule
 from tests.autodiff.zoo import CASES, seeded
-from tests.runtime.pipelines import batches, scheduled, staged_once
+from tests.runtime.pipelines import batches, scheduled, staged
 
 MICROBATCHES = 8
 TRAINING = [n for n in names() if n != "inference"]
@@ -25,7 +25,7 @@ OPTIONS: dict[str, dict[str, object]] = {
 
 def ran(name: str) -> tuple[Schedule, Result]:
     case = CASES["long skip"]
-    plan = staged_once(case, seeded(case), 4)
+    plan = staged(case, seeded(case), 4)
     order = scheduled(plan, name, MICROBATCHES, **OPTIONS.get(name, {}))
     settings = Settings(lambda p: torch.optim.SGD(p, lr=0.05))
     pipeline = LocalPipeline(plan, batches(case, plan.graph), settings, schedule=order)
