@@ -70,3 +70,23 @@ def test_noise_is_of_the_order_of_roundings() -> None:
         graph = from_module(deep().to(dtype), (x.to(dtype),)).graph
         (noise,) = measure_noise(graph, {graph.inputs[-1].name: x.to(dtype)}, set()).values()
         assert 8 < noise / torch.finfo(dtype).eps < 80
+
+
+class Looked(nn.Module):
+    """Numbers just below the size of a table pick its rows: rounded up, they pick none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(8, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.table((x.clamp(0, 0.9995) * 8).long())
+        return found + x[..., None]
+
+
+def test_rows_that_roundings_do_not_find_are_no_error() -> None:
+    torch.manual_seed(0)
+    model, x = Looked().half(), torch.rand(4, 64).half()
+    graph = from_module(model, (x,)).graph
+    assert measure_noise(graph, {graph.inputs[-1].name: torch.ones_like(x)}, set()) == {}
+    assert pipec.verify(pipec.compile(model, x, "2xcpu", target="onnx"), model, x).ok
