@@ -144,10 +144,8 @@ class Map(Rows):
         else:
             a, b = sum_multipliers(self.steps[0].op, (reads, second), writes)[0]
             found = f"on_fabric(x.steps(), {a}) + on_fabric(y.steps(), {b})"
-        functions = {f"{y} op({x} x, {cpp_type(engine.second)} y)": [
-            f"return {narrow(engine)}({found});"
-        ]}  # fmt: skip
-        return Unit("map2", constants, functions)
+        head = f"{y} op({x} x, {cpp_type(engine.second)} y)"
+        return Unit("map2", constants, {head: [f"return {narrow(engine)}({found});"]})
 
     def compute(self, layer: Layer, reads: Sequence[Tensor], table: Tables) -> Tensor:
         shape = (layer.rows, layer.channels)
