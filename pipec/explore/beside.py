@@ -85,9 +85,10 @@ def judge(layout: str, maker: Maker, exploration: Exploration, chosen: Plan) -> 
         except PipecError as error:
             failed = failed or error
     if not found:
+        parts = f" of {schedule.microbatches} microbatches" if schedule else ""
         raise failed or PartitionError(
             "the layout suits no split of the batch",
-            got=f"{layout}, a batch of {exploration.batch} on {maker.cluster}",
+            got=f"{layout}{parts}, a batch of {exploration.batch} on {maker.cluster}",
         )
     return Rival(layout, min(found, key=lambda p: p.timeline.seconds if p.timeline else 0), chosen)
 
@@ -123,10 +124,10 @@ def _candidates(
     replicas = size // depth if schedule is None and maker.trains else 1
     tried = {p.candidate.microbatch for p in exploration.predictions}
     if schedule is not None:
-        tried = {batch // schedule.microbatches}
+        tried = set() if batch % schedule.microbatches else {batch // schedule.microbatches}
     for microbatch in sorted(tried):
-        count = batch // (microbatch * replicas) if microbatch else 0
-        if count and count * microbatch * replicas == batch:
+        count = batch // (microbatch * replicas)
+        if count * microbatch * replicas == batch:
             yield Candidate(depth, replicas, name, microbatch, count)
 
 

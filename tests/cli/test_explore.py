@@ -152,7 +152,10 @@ def test_a_layout_of_another_tool_is_judged(pipec: Pipec, spec: str, tmp_path: P
     judged = pipec("explore", spec, *asked, "--beside", order)
     assert judged.code == 1
     assert "error: " in judged.err
+    short = tmp_path / "short.csv"
+    short.write_text("0F0,0F1,0F2,0B0,0B1,0B2\n1F0,1F1,1F2,1B0,1B1,1B2\n")
     mistakes = {
+        short: "short.csv of 3 microbatches, a batch of 8",
         tmp_path / "ordr.csv": f"did you mean {order}?",
         "1,1,1": "a layout of 2 stages does",
     }
