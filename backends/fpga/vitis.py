@@ -103,8 +103,15 @@ def add_reports(stages: Iterable[dict[str, Any]], directory: Path) -> int:
             }
             owned = _assign(modules, [e["name"] for e in stage["engines"]])
             for engine in stage["engines"]:
-                if engine["name"] in owned:
-                    engine["vitis"] = _confirmation(owned[engine["name"]], modules)
+                if own := owned.get(engine["name"]):
+                    parts = [m for m in modules if m.name.split(_OUTLINED)[0] == own.name]
+                    loops = [loop for m in parts for loop in m.loops]
+                    engine["vitis"] = {
+                        "module": own.name,
+                        "ii": max((ii for _, ii, _ in loops), default=None),
+                        "depth": max((depth for *_, depth in loops), default=None),
+                        "resources": dict(own.resources),
+                    }
     return found
 
 
@@ -116,16 +123,6 @@ def _assign(modules: Iterable[Module], engines: Iterable[str]) -> dict[str, Modu
         if named:
             found[max(named, key=len)] = module
     return found
-
-
-def _confirmation(own: Module, modules: Iterable[Module]) -> dict[str, Any]:
-    loops = [loop for m in modules if m.name.split(_OUTLINED)[0] == own.name for loop in m.loops]
-    return {
-        "module": own.name,
-        "ii": max((ii for _, ii, _ in loops), default=None),
-        "depth": max((depth for *_, depth in loops), default=None),
-        "resources": dict(own.resources),
-    }
 
 
 def _count(text: str | None) -> int | None:

@@ -125,7 +125,9 @@ class Matmul(Dense):
         return (self.pe * self.simd * bits, self.groups * self.nf * self.sf)
 
     def logic(self, dtype: str) -> tuple[float, float]:
-        return products_logic(self.units, self.pe, self.pe, dtype, self.pe)
+        turns, cost = self.partial if self.sf > 1 else 1, arithmetic(dtype)
+        dsp, lut = products_logic(self.units, self.pe, dtype, self.pe, turns)
+        return dsp + self.pe * cost.mul_dsp * (self.scale != 1 and cost.real), lut
 
     def unit(self, engine: Engine) -> Unit:
         names = "BLOCKS OUTER GROUPS INNER NF TAPS C=channels SF PE SIMD PARTIAL LOAD B_LANES"

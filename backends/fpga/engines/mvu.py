@@ -139,8 +139,8 @@ class Mvu(Product):
             pe, cycles = tiles[first], busy[np.arange(len(sf)), first]
         late = np.maximum(np.maximum(cycles, reading) - target, 0)
         cost = arithmetic(dtype, layer.clock_mhz)
-        sums = (-(-self.rows // pe) < cost.add_latency) * pe  # final adders of partial sums
-        dsp, lut = products_logic(pe * simd, sums, pe, dtype, pe)
+        turns = np.where((sf == 1) | (self.rows > pe * (cost.add_latency - 1)), 1, cost.add_latency)
+        dsp, lut = products_logic(pe * simd, pe, dtype, pe, turns, bias="bias" in layer.tables)
         area = [lut, dsp]  # the last one counts first
         if cost.together > 1:
             few = block or dsp[late == late.min()].min() <= _FEW_DSPS
@@ -190,8 +190,8 @@ class Mvu(Product):
         return (self.pe * sums, self.nf) if self.order == "B" else (self.simd * bits, self.sf)
 
     def logic(self, dtype: str) -> tuple[float, float]:
-        sums = self.pe * (self.partial > 1)
-        return products_logic(self.units, sums, self.pe, dtype, self.pe)
+        turns = self.partial if self.sf > 1 else 1
+        return products_logic(self.units, self.pe, dtype, self.pe, turns, bias=self.bias)
 
     def unit(self, engine: Engine) -> Unit:
         constants = self.look_up("N GROUPS NF SF PE SIMD PARTIAL BLOCK")
@@ -295,17 +295,21 @@ def _block(nest: Mvu, ii: int) -> Runs:
     )
 
 
-def products_logic(units: N, final: N, results: N, dtype: str, common: N) -> tuple[Any, Any]:
+def products_logic(
+    units: N, results: N, dtype: str, common: N, turns: N, *, bias: bool = False
+) -> tuple[Any, Any]:
     """DSPs and LUTs of products that are summed.
 
     Args:
         units: Multiply-accumulates per firing.
-        final: Adders of partial sums.
         results: Sums that are taken to the type of the results side by side.
         dtype: Arithmetic.
         common: Products that have one operand in common.
+        turns: Partial sums of each result, added in a tree.
+        bias: Whether each has something added to it.
     """
     cost = arithmetic(dtype)
+    final = results * (turns - 1 + (bias and cost.real))
     lut = units * cost.mac_lut + 100 * final + results * cost.narrowing_lut
     return (units // common * cost.multipliers(common) * cost.mac_dsp + final * cost.add_dsp, lut)
 

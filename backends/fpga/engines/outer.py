@@ -76,7 +76,7 @@ class Outer(Product):
         return (self.pe * self.simd * bits, words + ceil_div(self.sf, self.pe))
 
     def logic(self, dtype: str) -> tuple[float, float]:
-        return products_logic(self.pe * self.simd, self.simd * (self.partial > 1), 0, dtype, 1)
+        return products_logic(self.pe * self.simd, self.simd, dtype, 1, self.partial)
 
     def compute(self, layer: Layer, reads: Sequence[Tensor], table: Tables) -> Tensor:
         x, dy = (read.reshape(self.n, self.groups, -1) for read in reads)

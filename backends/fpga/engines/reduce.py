@@ -99,7 +99,8 @@ class Reduce(Nest):
         return (self.lanes * sums, self.cf * self.partial)
 
     def logic(self, dtype: str) -> tuple[float, float]:
-        cost, units = arithmetic(dtype), self.lanes * self.kp
+        cost = arithmetic(dtype)
+        units = self.lanes * (self.kp - 2 + min(self.partial + 1, self.window))
         if kind_of(dtype) == "int8":
             narrow = self.lanes * cost.narrowing_lut if self.op == "sum" else 0.0
             return (0.0, 16.0 * units + narrow)

@@ -76,11 +76,10 @@ class Vvu(Nest):
         return Folded(nest, lanes, depth, tables, kp=kp)
 
     def runs(self, ii: int, inputs: int) -> Runs:
-        steps = self.taps // self.kp
-        return (Loop(self.n * self.cf, (Run(steps - 1, ii, 1), Run(1, ii, 1, 1))),)
+        return (Loop(self.n * self.cf, (Run(self.taps // self.kp - 1, ii, 1), Run(1, ii, 1, 1))),)
 
     def logic(self, dtype: str) -> tuple[float, float]:
-        return products_logic(self.units, self.lanes * (self.partial > 1), self.lanes, dtype, 1)
+        return products_logic(self.units, self.lanes, dtype, 1, self.partial, bias=self.bias)
 
     def unit(self, engine: Engine) -> Unit:
         constants = self.look_up("N CF KS=taps PARTIAL KP LANES")

@@ -89,14 +89,15 @@ def as_maps_value(b: Builder, node: fx.Node, value: Value, groups: int = 1) -> M
         raise UnsupportedError(f"a tensor of rank {len(shape)} is not a feature map")
     four = value.view.reshape((*shape[:2], *[1] * (4 - len(shape)), *shape[2:]))
     value = dataclasses.replace(value, view=four, padding=None)
-    order = _channel_order(value.view)
-    if order is None or not _is_grouped(order, groups):
+    order = _channel_order(value.view, groups)
+    if order is None:
         value = b.permute(node, value, NHWC)
         order = np.arange(value.view.shape[1])
     return Maps(value, order, padding)
 
 
-def _channel_order(view: View) -> NDArray[np.int64] | None:
+def _channel_order(view: View, groups: int) -> NDArray[np.int64] | None:
+    """Where channels stand, if those of each group do so side by side and in the same order."""
     found = view.split([1])
     if found is None:
         return None
@@ -105,13 +106,10 @@ def _channel_order(view: View) -> NDArray[np.int64] | None:
     assert pixels is not None
     if merge(outer) != merge(pixels[0]):
         return None
-    return indices(inner, math.prod(view.shape[2:]))
-
-
-def _is_grouped(order: NDArray[np.int64], groups: int) -> bool:
-    """Whether each group's channels are contiguous and in the same order."""
+    order = indices(inner, math.prod(view.shape[2:]))
     each = order.reshape(groups, -1) - np.arange(groups)[:, None] * (len(order) // groups)
-    return bool((each == each[0]).all() and (np.sort(each[0]) == np.arange(each.shape[1])).all())
+    alike = (each == each[0]).all() and (np.sort(each[0]) == np.arange(each.shape[1])).all()
+    return order if alike else None
 
 
 def like_maps(maps: Maps, shape: tuple[int, ...]) -> View:

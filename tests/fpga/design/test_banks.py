@@ -154,7 +154,7 @@ def test_a_refusal_names_what_memory_ports_lack() -> None:
     model = torch.nn.Sequential(*(torch.nn.Linear(a, b) for a, b in pairwise(sizes)))
     board = narrow(1)
     assert board.fpga is not None
-    small = replace(board.fpga, bram36=1_800, uram=0, lut=600_000)
+    small = replace(board.fpga, bram36=1_900, uram=0, lut=600_000)
     board = replace(board, fpga=small, memory_bytes=1 << 19)
     network = lower(graph_of(model, torch.randn(1, 64)))
     with pytest.raises(BackendError) as error:
@@ -198,7 +198,7 @@ def test_no_more_layers_stream_than_ports_have_slots(
     model = torch.nn.Sequential(*(torch.nn.Linear(a, b) for a, b in pairwise(sizes)))
     board = narrow(1)
     assert board.fpga is not None
-    board = replace(board, fpga=replace(board.fpga, bram36=1_800, uram=0, lut=600_000))
+    board = replace(board, fpga=replace(board.fpga, bram36=1_900, uram=0, lut=600_000))
     network = lower(graph_of(model, torch.randn(1, 64)))
     assert len(Search(network, Board(board, "float32")).best().ddr) == streamed
 

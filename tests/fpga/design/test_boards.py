@@ -204,7 +204,7 @@ def test_deeper_fifos_are_counted_and_given_room() -> None:
     graph = graph_of(Block(16, groups=16).eval(), torch.randn(1, 2, 48, 48))
     vcu118 = preset("vcu118")
     assert vcu118.fpga is not None
-    fabric = replace(vcu118.fpga, lut=101_500, bram36=136, uram=0, dsp=900, hard_memory=True)
+    fabric = replace(vcu118.fpga, lut=103_000, bram36=136, uram=0, dsp=940, hard_memory=True)
     small = replace(vcu118, kind="small", fpga=fabric)
     plan = make_plan(graph, Cluster((small, small)), "fpga")
     designs, board = designs_of(plan), left_of(plan, 1, networks(plan)[1])

@@ -103,7 +103,8 @@ def test_memory_for_what_waits_follows_the_choice(block_rams: int) -> None:
     design = Search(network, board).best()
     assert design.ddr
     assert within(design.resources, design.limits)
-    assert design.interval <= 1.105 * bound_interval(network, board)
+    # the bound knows no adders of biases and of partial sums
+    assert design.interval <= 1.12 * bound_interval(network, board)
 
 
 def test_dear_memory_makes_small_buffers() -> None:
