@@ -61,7 +61,7 @@ def small_board(block_rams: int) -> Board:
     assert VCU118.fpga is not None
     fabric = dataclasses.replace(
         VCU118.fpga,
-        dsp=VCU118.fpga.dsp // 4,
+        dsp=VCU118.fpga.dsp // 4 + 128,  # adders beside the products
         # 33,256, 11 ways of 2,506, ends of streams of 3,329, of 70 %
         lut=VCU118.fpga.lut * 9 // 20 + 47_508 + 39_378 + 4_756,
         uram=0,
@@ -103,8 +103,7 @@ def test_memory_for_what_waits_follows_the_choice(block_rams: int) -> None:
     design = Search(network, board).best()
     assert design.ddr
     assert within(design.resources, design.limits)
-    # the bound knows no adders of biases and of partial sums
-    assert design.interval <= 1.12 * bound_interval(network, board)
+    assert design.interval <= 1.105 * bound_interval(network, board)
 
 
 def test_dear_memory_makes_small_buffers() -> None:
