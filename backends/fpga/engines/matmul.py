@@ -106,13 +106,13 @@ class Matmul(Dense):
                 alone = simd * cost.multipliers(pe)
                 found.append((max(cycles - target, 0), alone, lanes, pe + simd, simd, pe))
         *_, lanes, _, simd, pe = min(found)
-        nest = dataclasses.replace(self, b_lanes=lanes, pe=pe, simd=simd, partial=cost.add_latency)
+        partial = cost.add_latency if self.taps * self.channels > simd else 1
+        nest = dataclasses.replace(self, b_lanes=lanes, pe=pe, simd=simd, partial=partial)
         # what is held must lie in its word when it is read
         divisors = channels // lanes, *(math.prod(outer[k:]) * channels for k in range(len(outer)))
         divisors += channels, self.channels, simd, pe
-        turns = nest.partial if nest.sf > 1 else 1
         depth = sums_depth(
-            dtype, simd, turns, pe, clock_mhz=layer.clock_mhz,
+            dtype, simd, partial, pe, clock_mhz=layer.clock_mhz,
             more=operators(layer.clock_mhz).mul + place_depth(divisors),
         )  # fmt: skip
         return Folded(nest, pe, depth, reads=(simd, lanes))
@@ -125,8 +125,8 @@ class Matmul(Dense):
         return (self.pe * self.simd * bits, self.groups * self.nf * self.sf)
 
     def logic(self, dtype: str) -> tuple[float, float]:
-        turns, cost = self.partial if self.sf > 1 else 1, arithmetic(dtype)
-        dsp, lut = products_logic(self.units, self.pe, dtype, self.pe, turns)
+        cost = arithmetic(dtype)
+        dsp, lut = products_logic(self.units, self.pe, dtype, self.pe, self.partial)
         return dsp + self.pe * cost.mul_dsp * (self.scale != 1 and cost.real), lut
 
     def unit(self, engine: Engine) -> Unit:

@@ -139,8 +139,8 @@ class Mvu(Product):
             pe, cycles = tiles[first], busy[np.arange(len(sf)), first]
         late = np.maximum(np.maximum(cycles, reading) - target, 0)
         cost = arithmetic(dtype, layer.clock_mhz)
-        turns = np.where((sf == 1) | (self.rows > pe * (cost.add_latency - 1)), 1, cost.add_latency)
-        dsp, lut = products_logic(pe * simd, pe, dtype, pe, turns, bias="bias" in layer.tables)
+        partial = _partial_sums(self.rows, pe, sf, block, cost.add_latency)
+        dsp, lut = products_logic(pe * simd, pe, dtype, pe, partial, bias="bias" in layer.tables)
         area = [lut, dsp]  # the last one counts first
         if cost.together > 1:
             few = block or dsp[late == late.min()].min() <= _FEW_DSPS
@@ -152,20 +152,19 @@ class Mvu(Product):
         """With these factors: PE, SIMD, kernel positions per token."""
         (pe, simd, kp), latency = factors, arithmetic(dtype, layer.clock_mhz).add_latency
         order = "B" if latency > 1 and ceil_div(self.rows, pe) >= latency and block <= 1 else "A"
-        partial = latency if order == "A" and block <= max(latency, 1) else 1
         nest = dataclasses.replace(
-            self, pe=pe, simd=simd, kp=kp, order=order, partial=partial, block=max(block, 1),
+            self, pe=pe, simd=simd, kp=kp, order=order, block=max(block, 1),
             bias="bias" in layer.tables or dtype == "int8", streamed=block > 0,
         )  # fmt: skip
+        partial = int(_partial_sums(self.rows, pe, nest.sf, block, latency))
+        nest = dataclasses.replace(nest, partial=partial)
         shape = (nest.groups, nest.nf, nest.pe)
         bias = bias_table(layer, shape, dtype, lambda a: in_tokens(a, nest.pe))
         # a product in the address of a weight; results that wait for those of other vectors
         more = 3 * (order == "B") + (MEMORY + 1) * (block > 1)
-        turns = partial if nest.sf > 1 else 1
-        depth = sums_depth(dtype, simd, turns, pe, clock_mhz=layer.clock_mhz, bias=bool(bias),
-                           more=more)  # fmt: skip
-        weights = (_matrix(layer, nest, dtype), *bias)
-        return Folded(nest, pe, depth, weights, (simd // kp,), kp)
+        depth = sums_depth(dtype, simd, partial, pe, clock_mhz=layer.clock_mhz,
+                           bias=bool(bias), more=more)  # fmt: skip
+        return Folded(nest, pe, depth, (_matrix(layer, nest, dtype), *bias), (simd // kp,), kp)
 
     def runs(self, ii: int, inputs: int) -> Runs:
         sf, nf, word = self.sf, self.nf, 2 if self.streamed else 0
@@ -190,14 +189,12 @@ class Mvu(Product):
         return (self.pe * sums, self.nf) if self.order == "B" else (self.simd * bits, self.sf)
 
     def logic(self, dtype: str) -> tuple[float, float]:
-        turns = self.partial if self.sf > 1 else 1
-        return products_logic(self.units, self.pe, dtype, self.pe, turns, bias=self.bias)
+        return products_logic(self.units, self.pe, dtype, self.pe, self.partial, bias=self.bias)
 
     def unit(self, engine: Engine) -> Unit:
-        constants = self.look_up("N GROUPS NF SF PE SIMD PARTIAL BLOCK")
+        constants = self.look_up("N GROUPS NF SF PE SIMD PARTIAL BLOCK") | limits(engine)
         function = "mvu_block" if self.block > 1 else f"mvu_{self.order.lower()}"
         tables = ("weight", bias_of(engine))[self.streamed :]
-        constants |= limits(engine)
         return Unit(function, constants, tables=tables, leading=1)
 
     def compute(self, layer: Layer, reads: Sequence[Tensor], table: Tables) -> Tensor:
@@ -268,9 +265,14 @@ def dense_cycles(
     interval = -(-np.asarray(units) * bits_of(dtype) // PORT_BITS)
     if block == 1:
         return np.asarray(vectors * steps * interval)
-    passes = vectors // block
     ends = block * (np.asarray(sf) + nf)
-    return np.asarray(passes * (ends + steps * np.maximum(block, interval)))
+    return np.asarray(vectors // block * (ends + steps * np.maximum(block, interval)))
+
+
+def _partial_sums(rows: int, pe: Whole, sf: Whole, block: int, latency: int) -> NDArray[np.int64]:
+    """Partial sums of a result: as many as an adder takes cycles, if too few results take turns."""
+    in_turn = (block <= 1) & (rows > np.asarray(pe) * (latency - 1)) | (block > latency)
+    return np.where(in_turn | (np.asarray(sf) == 1), 1, latency)
 
 
 def word_interval(lanes: int, dtype: str) -> int:

@@ -71,10 +71,9 @@ class Reduce(Nest):
         if layer.window is None:
             lanes = lanes_for(layer.channels, layer.rows * self.window, target)
             cf = ceil_div(layer.channels, lanes)
-            partial = ceil_div(latency, cf)
+            partial = ceil_div(latency, cf) if self.window > 1 else 1
             nest = dataclasses.replace(self, cf=cf, lanes=lanes, partial=partial)
-            turns = partial if self.window > 1 else 1
-            return Folded(nest, lanes, sums_depth(dtype, 1, turns, clock_mhz=clock, more=mul))
+            return Folded(nest, lanes, sums_depth(dtype, 1, partial, clock_mhz=clock, more=mul))
         lanes, kp = window_factors(layer.window, layer.channels, target)
         cf, tables = ceil_div(layer.channels, lanes), tuple[Weight, ...]()
         if (scale := layer.tables.get("scale")) is not None:
@@ -82,10 +81,9 @@ class Reduce(Nest):
             tables = (weight("scale", period, scale, dtype, lambda a: np.repeat(a, cf)),)
             if dtype == "int8":
                 tables = (rescaling(layer, period, lambda a: np.repeat(a, cf)),)
-        taps = layer.window.taps
-        partial = latency if taps > kp else 1
+        partial = latency if layer.window.taps > kp else 1
         nest = dataclasses.replace(
-            self, n=layer.rows * cf, window=taps // kp, lanes=lanes, kp=kp,
+            self, n=layer.rows * cf, window=layer.window.taps // kp, lanes=lanes, kp=kp,
             table=tables[0].shape[0] if tables else 0, partial=partial,
         )  # fmt: skip
         depth = sums_depth(dtype, kp, partial, clock_mhz=clock, more=mul)
