@@ -30,12 +30,14 @@ _LOSSES = (
 """Ops of scores, target, class weights, reduction and ignored index."""
 _SUMS = (
     *("aten.sum.", "aten.nansum.", "aten.cumsum.", "aten.dot.", "aten.trace."),
-    *("aten.prod.", "aten.norm.", "aten.linalg_vector_norm."),
+    *("aten.prod.", "aten.norm.", "aten.linalg_vector_norm.", "aten.linalg_norm."),
+    *("aten.linalg_matrix_norm.", "aten.dist.", "aten.vdot."),
 )
 _PRODUCTS = ("aten.einsum.", "aten.matmul.", "aten.inner.", "aten.tensordot.", "aten.bmm.")
 _PASSED = ("aten._to_copy", "aten.alias", "aten.clone", "aten.detach", "getitem")
+_SAME = (*_PASSED, "aten.neg.", "aten.select.")
 _SHAPES = "stack cat select expand squeeze unsqueeze view reshape"
-_FACTORS = "mul add sub rsub neg lerp where mean pow square sqrt exp"
+_FACTORS = "mul div add sub rsub neg lerp where mean pow square sqrt exp"
 _LINEAR = (*(f"aten.{n}." for n in f"{_SHAPES} {_FACTORS}".split()), *_SUMS, *_PRODUCTS)
 """Ops on scalars through which a sum stays a sum."""
 _BOUNDED = ("aten.clamp", "aten.maximum.")
@@ -102,21 +104,19 @@ def _find_read(graph: Graph, inputs: Mapping[str, str]) -> tuple[set[str], set[s
 
 def _keeps_sums(node: fx.Node, rows: int, read: set[str]) -> bool:
     """Whether a sum stays one: it is in no quotient of sums, and no constant counts its rows."""
-    name, factors = op_name(node), [a for a in node.args if isinstance(a, int | float)]
-    if name.startswith("aten.div."):
-        if getattr(node.args[1], "name", None) in read:  # of a sum alone it would be what counts
-            return _reduction(node.args[0], rows) == _SUM
-        return not any(_counts_rows(f, rows) for f in factors)
-    if name.startswith("aten.mul.") and any(_counts_rows(1 / f, rows) for f in factors if f):
-        return False
-    return name.startswith(_LINEAR) or any(p in name for p in _PASSED)
+    name = op_name(node)
+    if name.startswith("aten.div.") and getattr(node.args[1], "name", None) in read:
+        return _reduction(node.args[0], rows, _SAME) == _SUM  # it would be what counts
+    passed = name.startswith(_LINEAR) or any(p in name for p in _PASSED)
+    return passed and not _counts_rows(node, rows)
 
 
-def _counts_rows(factor: float, rows: int) -> bool:
-    """Whether a constant is a multiple of the rows, or the root of one, as below a norm; not 2."""
-    number = factor if abs(factor - round(factor)) < 1e-6 * abs(factor) else factor**2
-    times = round(number / rows)
-    return bool(times) and abs(number - times * rows) < 1e-6 * abs(number)
+def _counts_rows(node: fx.Node, rows: int) -> bool:
+    """Whether a constant divides by a multiple of the rows, or the root of one, as below a norm."""
+    power = {"aten.div.": 1, "aten.mul.": -1}.get(op_name(node)[:9], 0)
+    factors = [a**power for a in node.args if isinstance(a, int | float) and a and power]
+    numbers = [f if abs(f - round(f)) < 1e-6 * abs(f) else f**2 for f in factors]
+    return any(abs(n - round(n / rows) * rows) < 1e-6 * abs(n) for n in numbers)
 
 
 def _unknown(node: fx.Node) -> PlanError:
@@ -193,28 +193,28 @@ def _may_be(graph: Graph, target: fx.Node, index: Any) -> bool:
     return any(bool((w == index).any()) for w in held if not w.is_floating_point())
 
 
-def _reduction(node: object, rows: int) -> int | None:
+def _reduction(node: object, rows: int, through: tuple[str, ...] = ("",)) -> int | None:
     """Whether a scalar is a sum or a mean over the rows: the innermost reduction of them says so.
 
-    None of a mean over the valid targets, and where none is found.
+    It is looked for through ops of one value; None of a mean over the valid targets, or of none.
     """
     found = None
     while isinstance(node, fx.Node) and node.op == "call_function":
-        name = op_name(node)
+        name, read = op_name(node), node.all_input_nodes
         if (reduction := bind_if_op(node).get("reduction")) in {_MEAN, _SUM}:
             return None if reduction == _MEAN and name in _LOSSES else reduction
         if name.startswith(_PRODUCTS) and not tensor(node).dim():
             return _SUM
         if name.startswith((*_SUMS, "aten.mean.")):
-            dims, shape = bind_if_op(node).get("dim"), tensor(node.all_input_nodes[0]).shape
+            dims, shape = bind_if_op(node).get("dim"), tensor(read[0]).shape
             dims = [dims] if isinstance(dims, int) else dims
             if not dims or len(dims) == len(shape) or (
                 any(d % len(shape) == 0 for d in dims) and shape[0] % rows == 0
             ):  # fmt: skip
                 found = _SUM if name.startswith(_SUMS) else _MEAN
-        elif not any(p in name for p in (*_PASSED, "aten.neg.", "aten.select.")):
+        elif len(read) != 1 or not any(p in name for p in through) or _counts_rows(node, rows):
             break
-        node = node.args[0]
+        node = read[0]
     return found
 
 

@@ -155,6 +155,7 @@ COUNTED: dict[str, Callable[..., Tensor]] = {
         (LOSS(y, t, reduction="none") * WEIGHTS[t.clamp(min=0)]).mean()
         / (WEIGHTS[t.clamp(min=0)] * (t >= 0)).mean()
     ),
+    "columns over rows": lambda y, _: (y.square().sum(0) / len(y)).mean(),
     "over a row": lambda y, t: LOSS(y, t.clamp(min=0), reduction="none").sum() / len(t),
 }  # fmt: skip
 UNKNOWN: dict[str, Callable[..., Tensor]] = {
@@ -167,6 +168,11 @@ UNKNOWN: dict[str, Callable[..., Tensor]] = {
     "adds up, step by step": lambda y, _: y.square().flatten().cumsum(0)[-1],
     "adds up, squared": lambda y, _: y.square().sum() ** 2,
     "adds up, norm": lambda y, t: LOSS(y, t) + 0.1 * y.norm(),
+    "adds up, distance": lambda y, _: torch.dist(y, y.detach() * 0),
+    "adds up, norm of linalg": lambda y, _: torch.linalg.norm(y),
+    "adds up, root": lambda y, _: y.square().sum(0).sqrt().mean(),
+    "adds up, by no count": lambda y, _: (y.square().sum(0) / 5).mean(),
+    "adds up, largest": lambda y, _: y.square().sum(0).max(),
     "adds up, product of all": lambda y, _: (1 + y.square()).prod(),
     "adds up, one column": lambda y, _: y.square().sum(0)[0],
 }

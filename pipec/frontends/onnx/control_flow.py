@@ -6,7 +6,7 @@ from torch import Tensor
 
 from pipec.frontends.onnx.context import Context, Result, scalar
 from pipec.frontends.onnx.refusals import Refused
-from pipec.frontends.onnx.structural import dims, join, structural
+from pipec.frontends.onnx.structural import dims, join, part, structural
 from pipec.frontends.onnx.values import Value, array_of
 from pipec.graph.arrays import Array
 
@@ -40,10 +40,10 @@ def loop(ctx: Context, trips: Value = None, condition: Value = None, *carried: V
         scanned.append(outputs[1 + len(carried) :])
         trip += 1
     count = len(body.output) - 1 - len(carried)
-    stacked = [join(ctx, [row[k] for row in scanned], 0) for k in range(count)]
-    if not scanned and count:
-        raise Refused("a loop of no iteration yields scanned outputs of unknown shape")
-    return (*state, *stacked)
+    if count and not scanned:  # rows as a first iteration would make them, and none of these
+        row = ctx.runner.subgraph(ctx, body, [np.array(0), np.array(go), *state], "0")[-count:]
+        return (*state, *(part(join(ctx, [value], 0), 0, 0, 0) for value in row))
+    return (*state, *(join(ctx, [row[k] for row in scanned], 0) for k in range(count)))
 
 
 @structural("Scan")

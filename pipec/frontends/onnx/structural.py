@@ -191,16 +191,16 @@ def split_to_sequence(ctx: Context, x: Value, split: Value = None) -> Result:
             whole, rest = divmod(total, sizes[0])
             sizes = [sizes[0]] * whole + [rest] * (rest > 0)
     ends = np.cumsum(sizes).tolist()
-    parts = [_part(x, axis, end - n, n) for end, n in zip(ends, sizes, strict=True)]
+    parts = [part(x, axis, end - n, n) for end, n in zip(ends, sizes, strict=True)]
     if split is None and not ctx.attr("keepdims", 1):
         return [_squeeze(p, axis) for p in parts]
     return parts
 
 
-def _part(x: Value, axis: int, start: int, length: int) -> Value:
-    if isinstance(x, Tensor):
-        return x.narrow(axis, start, length)
-    return np.take(array_of(x), range(start, start + length), axis)
+def part(x: Value, axis: int, start: int, length: int) -> Value:
+    """Some positions of a value along an axis."""
+    at = range(start, start + length)
+    return x.narrow(axis, start, length) if isinstance(x, Tensor) else array_of(x).take(at, axis)
 
 
 def _squeeze(x: Value, axis: int) -> Value:
