@@ -107,6 +107,8 @@ class PartitionPass(Pass):
             cut = self._cut(plan, place, problem)
             cluster = plan.cluster.reorder(cut.device_order)
             partition = _partition(cut, dict(zip(problem.names, cut.stage.tolist(), strict=True)))
+        if self.order == "fixed" and len({d.kind for d in cluster.devices}) > 1:
+            partition = replace(partition, answers=f"{partition.answers}, devices in this order")
         return plan.replace(
             partition=partition,
             cluster=cluster,

@@ -137,6 +137,11 @@ def test_unlike_devices_and_free_order() -> None:
     assert free.partition is not None
     assert free.partition.step_seconds <= fixed.partition.step_seconds
     assert sorted(d.kind for d in free.cluster.devices) == ["cpu", "h100"]
+    assert fixed.partition.answers.endswith(", devices in this order")
+    assert "order" not in free.partition.answers
+    alike = compiled(graph, "2xcpu", "annotate-cost,partition").partition
+    assert alike is not None
+    assert "order" not in alike.answers
 
 
 def test_reordered_cluster_keeps_each_pairs_link() -> None:
