@@ -159,7 +159,7 @@ _STEPS = {
     "reciprocal": (8, 115, "d"), "erf": (18, 900, "ee"), "gelu": (29, 1332, "eemma"),
     "gelu_tanh": (33, 2264, "eemmmmmaaa"), "sigmoid": (17, 1061, "nead"),
     "tanh": (11, 1400, "nead"), "silu": (9, 1746, "eadm"), "softplus": (18, 1646, "eae"),
-    "sin": (12, 1500, "e"), "cos": (12, 1500, "e"),
+    "sin": (12, 1500, "e"), "cos": (12, 1500, "e"), "convert": (3, 450, ""),
     "elu": (12, 1024, "eam"), "mul": (3, 78, "m"), "square": (3, 78, "m"),
     "sigmoid_grad": (8, 354, "amm"), "tanh_grad": (8, 354, "amm"),
     "silu_grad": (30, 1691, "eadmmmaa"), "gelu_grad": (50, 2590, "eemmmmaa"),
@@ -167,7 +167,8 @@ _STEPS = {
     "leaky_relu": (3, 158, "mc"), "add": (2, 198, "a"), "sub": (2, 198, "a"), "rsub": (2, 198, "a"),
 }  # fmt: skip
 """fp32 elementwise step to DSPs and LUTs per lane, and the operators one after the other by their
-first letters, ``n`` a negation and ``c`` a comparison and a choice, which the others are."""
+first letters, ``n`` a negation and ``c`` a comparison and a choice, which the others are;
+``convert`` takes a fixed-point number to float32 and back."""
 _NATIVE = {"mul": WIDE, "square": WIDE, "leaky_relu": WIDE, "add": 1, "sub": 1, "rsub": 1}
 """Cycles of steps that fixed-point numbers take as they are; functions are computed in float32."""
 
@@ -192,10 +193,6 @@ def step_depth(op: str, dtype: str, clock_mhz: float = CLOCK) -> int:
 
 def _is_native(op: str, dtype: str) -> bool:
     return parse_fixed(dtype) is not None and (op in _NATIVE or op not in _STEPS)
-
-
-CONVERTED = (3.0, 450.0)
-"""DSPs and LUTs per lane that take a fixed-point number to float32 and back."""
 
 
 def steps_cost(ops: Iterable[str], lanes: int, dtype: str) -> tuple[float, float]:

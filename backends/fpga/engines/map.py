@@ -14,7 +14,6 @@ from torch import Tensor
 from pipec.backends.fpga.arithmetic import (
     ADDRESS,
     CONVERT,
-    CONVERTED,
     MEMORY,
     arithmetic,
     operators,
@@ -88,8 +87,7 @@ class Map(Rows):
 
     def logic(self, dtype: str) -> tuple[float, float]:
         if self._is_real(dtype):
-            dsp, lut = steps_cost((s.op for s in self.steps), self.lanes, "float32")
-            return (dsp + self.lanes * CONVERTED[0], lut + self.lanes * CONVERTED[1])
+            return steps_cost((*(s.op for s in self.steps), "convert"), self.lanes, "float32")
         if kind_of(dtype) == "int8":
             if any(step.op == "affine" for step in self.steps):
                 return (0.0, _AFFINE_LUT * self.lanes)

@@ -11,15 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pipec.backends.fpga.arithmetic import (
-    CLOCK,
-    CONVERT,
-    CONVERTED,
-    MEMORY,
-    PICK,
-    operators,
-    steps_cost,
-)
+from pipec.backends.fpga.arithmetic import CLOCK, CONVERT, MEMORY, PICK, operators, steps_cost
 from pipec.backends.fpga.cpp import literal
 from pipec.backends.fpga.engines.base import Engine, Folded, Layer, Nest, Tables, Unit
 from pipec.backends.fpga.engines.integer import real_type
@@ -31,19 +23,20 @@ from pipec.backends.fpga.runs import Loop, Run, Runs
 HAND_OVER = 2
 """Cycles from the end of a pipelined loop to the start of what follows."""
 
-ROW_OPS: dict[str, tuple[str, ...]] = {
-    "softmax": ("max", "exp", "add", "div"),
-    "log_softmax": ("max", "exp", "add", "sub"),
-    "layer_norm": ("add", "square", "add", "mul"),
-    "rms_norm": ("square", "add", "mul"),
-    "lrn": ("square", "add", "pow", "mul"),
-    "softmax_gradient": ("mul", "add", "sub", "mul"),
-    "log_softmax_gradient": ("add", "exp", "mul", "sub"),
+ROW_OPS: dict[str, tuple[tuple[str, ...], int, tuple[str, ...]]] = {
+    "softmax": (("max", "sub", "exp", "sub", "exp", "mul"), 1, ("div",)),
+    "log_softmax": (("max", "sub", "exp", "sub", "sub"), 1, ("log",)),
+    "layer_norm": (("sub", "square", "sub", "mul"), 2, ("mean", "mean", "add", "sqrt", "div")),
+    "rms_norm": (("square", "mul"), 1, ("mean", "add", "sqrt", "div")),
+    "lrn": (("mul", "add", "pow", "div"), 0, ()),
+    "softmax_gradient": (("mul", "sub", "mul"), 1, ()),
+    "log_softmax_gradient": (("exp", "mul", "sub"), 1, ()),
     "layer_norm_gradient": (
-        "add", "sub", "square", "add", "mul", "mul", "add", "add", "mul", "sub", "mul"
+        ("sub", "square", "sub", "mul", "mul", *("sub", "mul") * 3), 4,
+        ("mean", "mean", "mean", "mean", "add", "sqrt", "div"),
     ),
 }  # fmt: skip
-"""Row op to its steps per element."""
+"""Row op to the steps of an element in all passes, the sums over a row, and the steps of a row."""
 PARTS = 8
 """Results of a row that are used in turn; as in ``dot.h``."""
 
@@ -170,10 +163,18 @@ class Norm(Nest):
         return ((1 + self.is_gradient) * self.lanes * bits, self.cf)
 
     def logic(self, dtype: str) -> tuple[float, float]:
-        steps = (*ROW_OPS[self.op], *["mul"] * self.scale, *["add"] * self.shift)
-        dsp, lut = steps_cost(steps, self.lanes, "float32")
-        converted = self.lanes * (parse_fixed(dtype) is not None)
-        return dsp + converted * CONVERTED[0], lut + converted * CONVERTED[1]
+        """Of operators as clang counts them in the code: no two passes share one."""
+        steps, sums, once = ROW_OPS[self.op]
+        scales, count = ("mul",) * self.scale * (1 + self.is_gradient), self.taps * self.channels
+        steps += scales + ("add",) * (self.shift + self.size)
+        steps += ("convert",) * (parse_fixed(dtype) is not None)
+        adders = sums * (self.lanes - 1 + (self.cf > PARTS) + min(self.cf, PARTS) - 1)
+        squares = bool(self.size) * self.lanes + max(self.size - 1, 0) * (self.cf > 1)
+        mean = "div" if count & (count - 1) else "mul"
+        row = [mean if step == "mean" else step for step in once]
+        row += ["add"] * adders + ["square"] * squares
+        (dsp, lut), more = steps_cost(steps, self.lanes, "float32"), steps_cost(row, 1, "float32")
+        return (dsp + more[0], lut + more[1])
 
     def unit(self, engine: Engine) -> Unit:
         constants = self.look_up("ROWS TAPS C=channels LANES")
@@ -196,10 +197,8 @@ class Norm(Nest):
 
     def compute(self, layer: Layer, reads: Sequence[Tensor], table: Tables) -> Tensor:
         x = reads[0].reshape(self.rows, self.taps * self.channels)
-        if self.op == "softmax":
-            y = torch.softmax(x, -1)
-        elif self.op == "log_softmax":
-            y = torch.log_softmax(x, -1)
+        if "softmax" in self.op:
+            y: Tensor = getattr(torch, self.op)(x, -1)
         elif self.op == "layer_norm":
             y = functional.layer_norm(x, x.shape[1:], eps=self.eps)
         elif self.op == "rms_norm":

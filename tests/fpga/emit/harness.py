@@ -1,5 +1,6 @@
 """Builds a stage design of hand-written engines, each between its own ports, and simulates it."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,7 @@ from pipec.backends.fpga.csim.run import CSimulation, load_stages
 from pipec.backends.fpga.design import DdrPort, Port, StageDesign, Stream
 from pipec.backends.fpga.emit.stage import write_stage
 from pipec.backends.fpga.engines.base import Engine, Nest
+from pipec.backends.fpga.engines.norm import Norm
 from pipec.backends.fpga.engines.parts import Memory, Weight
 
 Array = NDArray[Any]
@@ -108,3 +110,23 @@ def check(cases: Sequence[Case], directory: Path, tolerance: float = 1e-5) -> No
             if not error <= tolerance:
                 wrong[f"{case.name}[{k}]"] = error
     assert wrong == {}
+
+
+def row_unit(op: str, lanes: int, channels: int, clock: float, taps: int = 1) -> Norm:
+    """A row unit with all tables that it may have."""
+    affine = op in ("layer_norm", "rms_norm")
+    nest = Norm(
+        3, channels, taps, lanes, op, eps=1e-5, size=5 if op == "lrn" else 0,
+        alpha=1e-4, beta=0.75, k=1.0, scale=affine or op == "layer_norm_gradient", shift=affine,
+    )  # fmt: skip
+    return dataclasses.replace(nest, gaps=nest.drains("float32", clock))
+
+
+def write_row_unit(nest: Norm, folder: Path) -> None:
+    """Write a stage of it between its own ports."""
+    x = np.zeros((nest.rows, nest.taps * nest.channels), np.float32)
+    table = np.ones((nest.cf, nest.lanes))
+    tables = {role: table for role in ("scale", "shift") if getattr(nest, role)}
+    ends = [(x, nest.lanes)]
+    case = Case("unit", nest, ends * (1 + nest.is_gradient), ends, tables)
+    write_stage(design_of([case]), folder, golden=None)

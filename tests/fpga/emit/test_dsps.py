@@ -10,11 +10,13 @@ from torch import Tensor, nn
 
 from benchmarks.hls_check.compiled import parse
 from benchmarks.hls_check.stages import stages_in
-from pipec.backends.fpga.arithmetic import arithmetic
+from pipec.backends.fpga.arithmetic import arithmetic, step_cost
 from pipec.backends.fpga.designs import designs_of
+from pipec.backends.fpga.engines.norm import ROW_OPS
 from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.driver import emit, make_plan
 from tests.fpga.design.models import graph_of
+from tests.fpga.emit.harness import row_unit, write_row_unit
 
 
 class Scores(nn.Module):
@@ -34,15 +36,35 @@ MODELS = {
 }
 
 
-@pytest.mark.skipif(shutil.which("clang-14") is None, reason="needs clang-14")
+needs_clang = pytest.mark.skipif(shutil.which("clang-14") is None, reason="needs clang-14")
+
+
+def operators_in(stage: Path) -> float:
+    """DSPs of all operators of floating point in a stage."""
+    cost, found = arithmetic("float32"), Counter[str]()
+    for i in (i for function in parse(stage / "src").functions for i in function):
+        found[i.callee.removeprefix("@llvm.").removesuffix(".f32") or i.op] += 1
+    adders = found["fadd"] + found["fsub"]
+    called = sum(found[op] * step_cost(op, "float32")[0] for op in ("exp", "log", "pow"))
+    return adders * cost.add_dsp + found["fmul"] * cost.mul_dsp + called
+
+
+@needs_clang
 @pytest.mark.parametrize("name", MODELS)
 def test_adders_and_multipliers_are_priced(tmp_path: Path, name: str) -> None:
     model, shape = MODELS[name]
     plan = make_plan(graph_of(model.eval(), torch.randn(shape)), parse_cluster("1xzcu102"), "fpga")
-    (design,), cost = designs_of(plan), arithmetic("float32")
+    (design,) = designs_of(plan)
     emit(plan, tmp_path / "out")
     (stage,) = stages_in(tmp_path / "out")
-    ops = Counter(i.op for function in parse(stage / "src").functions for i in function)
-    found = ops["fadd"] * cost.add_dsp + ops["fmul"] * cost.mul_dsp
-    priced = sum(e.nest.logic("float32")[0] for e in design.engines)
-    assert found == priced
+    assert operators_in(stage) == sum(e.nest.logic("float32")[0] for e in design.engines)
+
+
+@needs_clang
+@pytest.mark.parametrize(("lanes", "channels"), [(1, 30), (3, 9), (4, 64), (4, 20)])
+@pytest.mark.parametrize("op", ROW_OPS)
+def test_row_units_are_priced(tmp_path: Path, op: str, lanes: int, channels: int) -> None:
+    """What sums up a row has 1 to 8 results in turn; a row of two to some power has no divider."""
+    nest = row_unit(op, lanes, channels, 200.0)
+    write_row_unit(nest, tmp_path)
+    assert operators_in(tmp_path) == nest.logic("float32")[0]

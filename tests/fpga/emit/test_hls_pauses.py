@@ -34,20 +34,16 @@ from pipec.cluster.file import load_cluster
 from pipec.compiler.driver import emit, make_plan
 from pipec.frontends.trace import trace
 from pipec.graph.ir import Source
-from tests.fpga.emit.harness import Case, design_of
+from tests.fpga.emit.harness import Case, design_of, row_unit, write_row_unit
 from tests.fpga.emit.test_shared_link import ends
 
 ENGINES = Path(__file__).resolve().parents[3] / "backends/fpga/hls/engines"
 needs_clang = pytest.mark.skipif(shutil.which("clang-14") is None, reason="needs clang-14")
 
 
-def row_unit(folder: Path, nest: Norm, clock: float) -> list[Interval]:
+def pauses(folder: Path, nest: Norm, clock: float) -> list[Interval]:
     """The pauses of a row unit between its own ports."""
-    x, table = np.zeros((nest.rows, nest.channels)), np.ones((nest.cf, nest.lanes))
-    tables = {role: table for role in ("scale", "shift") if getattr(nest, role)}
-    ends = [(x.astype(np.float32), nest.lanes)]
-    case = Case("unit", nest, ends * (1 + nest.is_gradient), ends, tables)
-    write_stage(design_of([case]), folder, golden=None)
+    write_row_unit(nest, folder)
     return [i for i in loops_in(folder / "src", clock) if i.pause]
 
 
@@ -61,18 +57,13 @@ def test_row_units_drain_as_long_as_they_say(
 ) -> None:
     """Operators on the longest path of a pass and behind it: no less is declared, and hardly more;
     ten cycles, or half of them where that is more, are too few."""
-    affine = op in ("layer_norm", "rms_norm")
-    nest = Norm(
-        3, channels, 1, lanes, op, eps=1e-5, size=5 if op == "lrn" else 0,
-        alpha=1e-4, beta=0.75, k=1.0, scale=affine or op == "layer_norm_gradient", shift=affine,
-    )  # fmt: skip
-    nest = dataclasses.replace(nest, gaps=nest.drains("float32", clock))
-    found = row_unit(tmp_path / "whole", nest, clock)
+    nest = row_unit(op, lanes, channels, clock)
+    found = pauses(tmp_path / "whole", nest, clock)
     assert sorted(i.declared for i in found) == sorted(nest.gaps)
     assert all(i.ok for i in found), found
     assert sum(nest.gaps) <= 1.5 * sum(i.least for i in found)
     short = dataclasses.replace(nest, gaps=tuple(max(10, gap // 2) for gap in nest.gaps))
-    assert not all(i.ok for i in row_unit(tmp_path / "short", short, clock))
+    assert not all(i.ok for i in pauses(tmp_path / "short", short, clock))
 
 
 @needs_clang
