@@ -37,9 +37,13 @@ def compiler() -> str:
     return _compiler_name()
 
 
+TIED = ("setpriv", "--pdeathsig", "KILL") if shutil.which("setpriv") else ()
+"""Stands before commands, which are killed when the thread that waits for them ends."""
+
+
 def run_command(command: Sequence[str | Path], **how: Any) -> subprocess.CompletedProcess[str]:
     """The output of a command, as text, and its exit status; ``how`` as of `subprocess.run`."""
-    return subprocess.run(command, capture_output=True, text=True, check=False, **how)
+    return subprocess.run([*TIED, *command], capture_output=True, text=True, check=False, **how)
 
 
 _one_at_a_time = threading.Lock()

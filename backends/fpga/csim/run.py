@@ -29,7 +29,7 @@ from pipec.backends.fpga.csim.build import TIMED, build
 from pipec.backends.fpga.cycles import network_of
 from pipec.backends.fpga.simulator.native import Trace, simulate
 from pipec.backends.fpga.stagejson import read_design
-from pipec.backends.fpga.toolchain import run_command
+from pipec.backends.fpga.toolchain import TIED, run_command
 from pipec.backends.fpga.wire import Wire, wires_of
 from pipec.compiler.cycles import TimedCheck
 from pipec.errors import BackendError
@@ -270,7 +270,7 @@ def _pipes(
 def _run_all(commands: Sequence[Sequence[str | Path]], stages: Sequence[CSimulation]) -> None:
     """Run the commands at the same time; where one fails the others end too."""
     running = [
-        subprocess.Popen(c, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        subprocess.Popen([*TIED, *c], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         for c in commands
     ]
     problem: BackendError | None = None

@@ -1,5 +1,10 @@
 """The directory of a process's binaries, asked for by several threads at once."""
 
+import os
+import shutil
+import signal
+import subprocess
+import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -59,3 +64,37 @@ def test_threads_share_one_simulator(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert tmp_path / "simulate" not in made
     native.binary()
     assert len(made) <= 4
+
+
+WAITING = """
+import sys
+from pathlib import Path
+from pipec.backends.fpga.csim.run import _run_all
+from pipec.backends.fpga.toolchain import run_command
+command = ["sh", "-c", "echo $$ > pid.part; mv pid.part pid; exec sleep 60"]
+run_command(command) if sys.argv[1] == "one" else _run_all([command], [])
+"""
+
+
+def _has_ended(pid: int) -> bool:
+    """Whether it ended, be it that nobody has asked for its exit status; else after a while."""
+    time.sleep(0.01)
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return stat.rpartition(")")[2].split()[0] == "Z"
+
+
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv")
+@pytest.mark.parametrize("how", ["one", "all stages"])
+def test_what_it_runs_ends_with_it(how: str, tmp_path: Path) -> None:
+    ours = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    waiting = subprocess.Popen([sys.executable, "-c", WAITING, how], cwd=tmp_path, env=ours)
+    while not (tmp_path / "pid").exists():
+        assert waiting.poll() is None
+        time.sleep(0.01)
+    simulator = int((tmp_path / "pid").read_text())
+    waiting.send_signal(signal.SIGKILL)
+    waiting.wait()
+    assert any(_has_ended(simulator) for _ in range(1000))
