@@ -3,7 +3,7 @@
 import os
 import textwrap
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
@@ -118,9 +118,5 @@ class _Escaped:
         self._inner = inner
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield from _plain(console.render(self._inner, options))
-
-
-def _plain(segments: Iterable[Segment]) -> Iterable[Segment]:
-    for s in segments:
-        yield s if s.control else Segment(sanitize(s.text), s.style)
+        for s in console.render(self._inner, options):
+            yield s if s.control else Segment(sanitize(s.text), s.style)

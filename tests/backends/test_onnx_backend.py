@@ -440,3 +440,25 @@ def test_bodies_of_scans_may_share_their_names(tmp_path: Path) -> None:
     read = models.load(proto, tmp_path)
     emit(cut(read.graph, target="onnx"), tmp_path / "out")
     assert verify_artifacts(tmp_path / "out", read).ok
+
+
+@pytest.mark.parametrize("of", ["x", "t", "w"])
+@pytest.mark.parametrize("reader", ["Exp", "Identity"])
+def test_copies_that_a_node_of_another_stage_yields(of: str, reader: str, tmp_path: Path) -> None:
+    """A dropout's node stands where its mask is made; what it passes on is read elsewhere."""
+    node = helper.make_node
+    nodes = [
+        node("Tanh", ["x"], ["t"]),
+        node("Dropout", [of], ["kept", "mask"]),
+        node("Cast", ["mask"], ["m"], to=TensorProto.FLOAT),
+        node(reader, ["kept"], ["e"]),
+        node("MatMul", ["e", "w"], ["y"]),
+        node("Sin", ["t"], ["z"]),
+    ]
+    w = {"w": np.linspace(-1, 1, 16, dtype=np.float32).reshape(4, 4)}
+    proto = models.model(nodes, {"x": (1, [4, 4])}, ["kept", "m", "e", "y", "z"], w)
+    read = models.load(proto, tmp_path)
+    for at in _whole_nodes(read.graph)[:-1]:
+        emit(cut(read.graph, at, target="onnx"), tmp_path / f"out{at}")
+        report = verify_artifacts(tmp_path / f"out{at}", read)
+        assert report.ok, report

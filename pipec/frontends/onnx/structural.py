@@ -193,7 +193,7 @@ def split_to_sequence(ctx: Context, x: Value, split: Value = None) -> Result:
     ends = np.cumsum(sizes).tolist()
     parts = [part(x, axis, end - n, n) for end, n in zip(ends, sizes, strict=True)]
     if split is None and not ctx.attr("keepdims", 1):
-        return [_squeeze(p, axis) for p in parts]
+        return [(p if isinstance(p, Tensor) else array_of(p)).squeeze(axis) for p in parts]
     return parts
 
 
@@ -201,10 +201,6 @@ def part(x: Value, axis: int, start: int, length: int) -> Value:
     """Some positions of a value along an axis."""
     at = range(start, start + length)
     return x.narrow(axis, start, length) if isinstance(x, Tensor) else array_of(x).take(at, axis)
-
-
-def _squeeze(x: Value, axis: int) -> Value:
-    return x.squeeze(axis) if isinstance(x, Tensor) else array_of(x).squeeze(axis)
 
 
 @structural("ConcatFromSequence")

@@ -10,6 +10,7 @@ yielded by a node of the part                nothing new
 received from another part, a graph input    an input of the part
 known at compile time, or a weight           an initialiser
 yielded by a node without a trace            that node joins (an ``Identity``, say)
+a copy of something that the part has        an ``Identity`` of that
 anything else                                zeros: the trace proves that its content does
                                              not matter (only its shape does)
 ===========================================  ============================================
@@ -170,13 +171,18 @@ class Assembler:
             FrontendError: Something that the part reads can neither be received nor made.
         """
         given, wanted = list(inputs), list(outputs)
-        inside, constants, blanks = self._closure(set(indices), set(given), wanted)
+        inside, constants, copies = self._closure(set(indices), set(given), wanted)
         part = Part(self._shell(name))
         graph = part.proto.graph
         shapes = _ShapeNodes(self._growth, given)
-        for blank in blanks:
-            self._add_blank(part, blank, shapes)
-        graph.node.extend(self._nodes[k] for k in sorted(inside))
+        for copy, of in copies.items():
+            if not of:
+                self._add_blank(part, copy, shapes)
+        copied = [helper.make_node("Identity", [of], [n], n) for n, of in copies.items() if of]
+        graph.node.extend(n for n in copied if n.input[0] in {*given, *constants})
+        for k in sorted(inside):
+            graph.node.append(self._nodes[k])
+            graph.node.extend(n for n in copied if n.input[0] in self._nodes[k].output)
         graph.input.extend(self._value_info(n) for n in given)
         graph.output.extend(self._value_info(n) for n in wanted)
         for copy, of in (passed_on or {}).items():
@@ -198,11 +204,12 @@ class Assembler:
 
     def _closure(
         self, indices: set[int], given: set[str], wanted: list[str]
-    ) -> tuple[set[int], list[str], list[str]]:
-        """All nodes of the part, what it holds as initialisers, and what only has a shape."""
+    ) -> tuple[set[int], list[str], dict[str, str]]:
+        """All nodes of the part, what it holds as initialisers, and copies; "" of a mere shape."""
+        made = self._evaluation.made
         yielded = {name for k in indices for name in self._nodes[k].output}
         todo = [*wanted, *(name for k in sorted(indices) for name in reads(self._nodes[k]))]
-        done, constants, blanks = set[str](), list[str](), list[str]()
+        done, constants, copies = set[str](), list[str](), dict[str, str]()
         while todo:
             name = todo.pop(0)
             if name in done or name in yielded or name in given:
@@ -218,11 +225,14 @@ class Assembler:
                 yielded.update(self._nodes[index].output)
                 todo.extend(reads(self._nodes[index]))
             elif index is not None or name in self._evaluation.inputs:
-                blanks.append(name)
+                before = [n for k in indices if k < (index or 0) for n in self._nodes[k].output]
+                held = sorted([*given, *before, *self._model.initializers])
+                copies[name] = next((n for n in held if made.get(n, n) == made.get(name)), "")
+                todo += [copies[name]] if copies[name] else []
             else:
                 where = f"{self._model.where}, {name}"
                 raise FrontendError("a node reads what nothing yields", where=where)
-        return indices, constants, blanks
+        return indices, constants, copies
 
     def _type(self, name: str) -> Type:
         if name in self._evaluation.types:

@@ -100,16 +100,10 @@ def _dualpipev_row(
         program.put(F, down).put(B, up).put(F, up).put(B, down)
     for _ in range(behind):
         program.put(B, up).put(F, up).put(B, down)
-    _drain(program, down, up, rank)
+    for turn in range(2 * (rank + 1)):  # from the middle on split, to leave W for later
+        program.put(I if turn >= rank + 1 else B, down if turn % 2 else up)
     for _ in range(behind):
         program.put_w().put(I, down)
     while program.due:
         program.put_w()
     return program.row
-
-
-def _drain(program: Program, down: int, up: int, rank: int) -> None:
-    """The last backwards of both arms; from the middle on they are split, to leave W for later."""
-    for turn in range(2 * (rank + 1)):
-        split = turn >= rank + 1
-        program.put(I if split else B, down if turn % 2 else up)
