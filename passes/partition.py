@@ -263,11 +263,7 @@ class PartitionPass(Pass):
         def solve(memory: FloatArray) -> CutResult:
             """The best cut, given the memory of every stage's device."""
             return solve_contiguous(
-                problem,
-                _devices(names, memory),
-                free_order=free,
-                links=links,
-                time_limit=SECONDS,
+                problem, _devices(names, memory), free_order=free, links=links, time_limit=SECONDS
             )
 
         if self.layout:

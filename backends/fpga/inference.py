@@ -14,13 +14,7 @@ from torch import Tensor
 from pipec.backends.fpga import audit
 from pipec.backends.fpga.csim.run import load_stages
 from pipec.backends.fpga.design import StageDesign
-from pipec.backends.fpga.designs import (
-    designs_of,
-    folders_of,
-    lower_stages,
-    networks,
-    types_of,
-)
+from pipec.backends.fpga.designs import designs_of, folders_of, lower_stages, networks, types_of
 from pipec.backends.fpga.emit.link import Site
 from pipec.backends.fpga.emit.stage import SEED, Golden, golden_chain, write_stage
 from pipec.backends.fpga.numbers import int8_format, round_to, saturate

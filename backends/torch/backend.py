@@ -184,9 +184,7 @@ def _tolerance(plan: Plan) -> float:
 
 
 def stage_runner(
-    graph: Graph,
-    weights: Mapping[str, torch.Tensor],
-    sized: Sequence[SizedArgument] | None = None,
+    graph: Graph, weights: Mapping[str, torch.Tensor], sized: Sequence[SizedArgument] | None = None
 ) -> StageFunction:
     """A function that runs a pure stage graph eagerly.
 

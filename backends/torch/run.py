@@ -254,11 +254,7 @@ def _finish(plan: Plan, job: Job, options: RunOptions, pipeline: Runner) -> None
 
 
 def _train(
-    plan: Plan,
-    job: Job,
-    options: RunOptions,
-    pipeline: Runner,
-    observers: list[Observer],
+    plan: Plan, job: Job, options: RunOptions, pipeline: Runner, observers: list[Observer]
 ) -> None:
     saved = None
     if options.checkpoints:

@@ -2,12 +2,11 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 
 from pipec.graph.ir import Graph, InputKind, tensor
-from pipec.graph.torch_private import FakeTensorMode, compile_when_called
+from pipec.graph.torch_private import FakeTensorMode, quick_tracing, swapped
 
 
 def fake_like(t: torch.Tensor, mode: FakeTensorMode, *, contiguous: bool = False) -> torch.Tensor:
@@ -36,10 +35,5 @@ def tracing() -> Iterator[FakeTensorMode]:
 
     Recurrent layers otherwise become a fused CPU kernel whose backward cannot run outside autograd.
     """
-    mkldnn: Any = torch.backends.mkldnn
-    before, mkldnn.enabled = mkldnn.enabled, False
-    try:
-        with compile_when_called():
-            yield FakeTensorMode(allow_non_fake_inputs=True)
-    finally:
-        mkldnn.enabled = before
+    with quick_tracing(), swapped(torch.backends.mkldnn, enabled=False):
+        yield FakeTensorMode(allow_non_fake_inputs=True)

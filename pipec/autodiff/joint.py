@@ -15,7 +15,7 @@ result right when forward and backward run apart:
 A backward node belongs to the layer whose forward made its autograd node.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -123,12 +123,16 @@ def _joint_function(
             labels.finish()
             return tuple(outs)
         grads: tuple[torch.Tensor | None, ...] = torch.autograd.grad(
-            [outs[k] for k in gradients],
-            [ins[k] for k in wanted],
-            args[n:],
-            allow_unused=True,
+            [outs[k] for k in gradients], [ins[k] for k in wanted], args[n:], allow_unused=True
         )
-        _refuse_sparse(stage, dict(zip(wanted, grads, strict=True)))
+        for k, g in zip(wanted, grads, strict=True):
+            if g is not None and g.layout is not torch.strided:
+                raise GraphError(
+                    "a gradient is sparse",
+                    where=stage.inputs[k].name,
+                    got=g.layout,
+                    hint="make its layer with sparse=False",
+                )
         sent = [
             g.contiguous() if g is not None and k in received else g
             for k, g in zip(wanted, grads, strict=True)
@@ -137,17 +141,6 @@ def _joint_function(
         return (*outs, *sent)
 
     return joint
-
-
-def _refuse_sparse(stage: Graph, gradients: Mapping[int, torch.Tensor | None]) -> None:
-    for k, g in gradients.items():
-        if g is not None and g.layout is not torch.strided:
-            raise GraphError(
-                "a gradient is sparse",
-                where=stage.inputs[k].name,
-                got=g.layout,
-                hint="make its layer with sparse=False",
-            )
 
 
 def _trace(function: Callable[..., Any], args: list[torch.Tensor]) -> fx.GraphModule:

@@ -34,8 +34,7 @@ class RewritePass(Pass):
             return plan
         if plan.stages:
             raise PassError(
-                f"pass {self.name} would change a model that is cut",
-                hint="put it before partition",
+                f"pass {self.name} would change a model that is cut", hint="put it before partition"
             )
         options = {**plan.options, REWRITTEN: self.name}
         costs = make_cost_table(plan, graph) if plan.costs else None

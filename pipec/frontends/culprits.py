@@ -12,7 +12,6 @@ from pipec.frontends.base import user_code
 from pipec.frontends.eager import Structure, run_once, tensors_of
 from pipec.frontends.trace import MODEL, Flat, Loss, trace
 from pipec.graph.ir import MEMORY, InputKind, OutputKind, Source
-from pipec.graph.torch_private import without_stack_traces
 
 Arguments = tuple[tuple[object, ...], dict[str, object]]
 Given = tuple[Arguments, bool]
@@ -57,7 +56,7 @@ def culprits(flat: Flat, *, tracked: bool, autocast: str) -> list[str]:
     def holds(part: nn.Module, eager: Sequence[str] = ()) -> bool:
         """Whether a graph can hold a part, some of its own left as they are."""
         try:
-            with user_code("it cannot be held"), without_stack_traces():
+            with user_code("it cannot be held"):
                 _hold(part, called[part], [f"part.{n}" for n in eager], autocast)
         except PipecError:
             return False

@@ -25,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 
 from pipec.errors import FrontendError
 from pipec.graph.autocast import refuse_autocast
-from pipec.graph.torch_private import gradient_hooks
+from pipec.graph.torch_private import gradient_hooks, swapped
 
 _REFUSED = {
     Tensor.register_hook: ("a hook on a gradient", "write what it does into the forward"),
@@ -146,11 +146,8 @@ def no_lost_casts(tensors: Iterable[Tensor]) -> Iterator[None]:
             raise _make_error(self.device, self.fast_dtype, kinds)
         return enter(self)  # type: ignore[no-untyped-call]
 
-    torch.autocast.__init__, torch.autocast.__enter__ = check_init, check_enter  # type: ignore[method-assign]
-    try:
+    with swapped(torch.autocast, __init__=check_init, __enter__=check_enter):
         yield
-    finally:
-        torch.autocast.__init__, torch.autocast.__enter__ = make, enter  # type: ignore[method-assign]
 
 
 def _make_error(device: str, dtype: torch.dtype | None, kinds: set[str]) -> FrontendError:

@@ -109,9 +109,7 @@ def _name_outputs(program: ExportedProgram) -> dict[str, Tensor]:
     values: list[Any] = [
         n.meta["val"] if isinstance(n, torch.fx.Node) else n
         for n, s in zip(
-            program.graph.output_node().args[0],
-            program.graph_signature.output_specs,
-            strict=True,
+            program.graph.output_node().args[0], program.graph_signature.output_specs, strict=True
         )
         if s.kind is export.OutputKind.USER_OUTPUT
     ]

@@ -197,21 +197,18 @@ def _refuse_hidden_updates(graph: fx.Graph, trained: Sequence[str]) -> set[fx.No
     for n in graph.nodes:
         if _is_marked(n):
             if isinstance(n.target, OpOverload) and is_mutable(n.target):
-                _refuse_hidden_update(n, carries)
+                for changed in _bases(n):
+                    if changed in carries and _is_float(changed):
+                        raise FrontendError(
+                            "a value that carries gradients is changed in place under "
+                            "torch.no_grad()",
+                            where=f"{n.name}: {module_origin(n)}",
+                            got=f"{n.target} on {changed.name}",
+                            hint="write the change out of place",
+                        )
         elif n.op == "call_function" and any(r in carries for r in n.all_input_nodes):
             carries.add(n)
     return carries
-
-
-def _refuse_hidden_update(node: fx.Node, carries: set[fx.Node]) -> None:
-    for changed in _bases(node):
-        if changed in carries and _is_float(changed):
-            raise FrontendError(
-                "a value that carries gradients is changed in place under torch.no_grad()",
-                where=f"{node.name}: {module_origin(node)}",
-                got=f"{node.target} on {changed.name}",
-                hint="write the change out of place",
-            )
 
 
 def _bases(node: fx.Node) -> Iterator[fx.Node]:

@@ -31,7 +31,7 @@ from pipec.frontends.regions import MarkNoGrad, explicit_casts, explicit_no_grad
 from pipec.graph.eager import swap_tensors
 from pipec.graph.ir import Graph, Source
 from pipec.graph.rules import verify
-from pipec.graph.torch_private import FakeTensorMode, compile_when_called, without_stack_traces
+from pipec.graph.torch_private import FakeTensorMode, quick_tracing
 
 _ALONE = "it must run alone, model(*inputs), and its values must not decide what it computes"
 _EAGER = "parts of which that is not true can run as they are: --eager, eager=True"
@@ -118,7 +118,10 @@ class Flat(nn.Module):
         self.model = model
         self.loss = loss.fn if loss and isinstance(loss.fn, nn.Module) else None
         self._call, self._loss = call, loss
-        self.inputs = _distinct({**call.tensors, **(loss.inputs if loss else {})})
+        tensors = {**call.tensors, **(loss.inputs if loss else {})}
+        first = {id(t): k for k, t in reversed(tensors.items())}
+        # tracing takes one object that is passed twice for one input
+        self.inputs = {k: t if first[id(t)] == k else t.clone() for k, t in tensors.items()}
         self._names = _Names([])
 
     @property
@@ -142,12 +145,6 @@ class Flat(nn.Module):
         named = name_tensors(result)
         self._names.outputs = list(named)
         return tuple(named.values())
-
-
-def _distinct(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """No tensor twice: tracing takes one object that is passed twice for one input."""
-    seen: dict[int, str] = {}
-    return {k: t if seen.setdefault(id(t), k) == k else t.clone() for k, t in tensors.items()}
 
 
 def trace(
@@ -194,11 +191,10 @@ def trace(
     watch = MarkNoGrad() if differentiable else nullcontext()
     whole = no_lost_gradients(flat, parts.values()) if differentiable else nullcontext()
     casts = no_lost_casts([*flat.state_dict().values(), *flat.inputs.values()])
-    stacks = without_stack_traces() if origin else nullcontext()
     hint = _ALONE if eager else f"{_ALONE}; {_EAGER}"
     meta, weights = fx.traceback.preserve_node_meta(), fake_weights(flat, flat.inputs)
-    with compile_when_called(), nodes, meta, weights as tensors:
-        with user_code("the model cannot be traced", hint), whole, casts, watch, quiet(), stacks:
+    with quick_tracing(), nodes, meta, weights as tensors:
+        with user_code("the model cannot be traced", hint), whole, casts, watch, quiet():
             program = torch.export.export(flat, tensors, strict=False)
         decomposed = decompose(program, differentiable=differentiable, hint=hint)
     naming = Naming(
@@ -238,7 +234,7 @@ def decompose(
             spec.arg.name = node.name
     if is_functional(program):
         return program
-    with user_code("the traced model cannot be made functional"), quiet():
+    with user_code("the traced model cannot be made functional"), quiet(), quick_tracing():
         result: ExportedProgram = program.run_decompositions({})
     return result
 

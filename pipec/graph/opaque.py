@@ -87,9 +87,7 @@ def onnx_node(inputs: list[Tensor], model: str, engine: str, outputs: str) -> li
         found = engine_of(model, engine)(inputs, declared)
     except engine_errors() as error:
         raise GraphError(
-            f"{engine} failed to run an ONNX node",
-            where=_name(model),
-            got=first_line(error),
+            f"{engine} failed to run an ONNX node", where=_name(model), got=first_line(error)
         ) from error
     if types_text(found) != outputs:
         raise GraphError(

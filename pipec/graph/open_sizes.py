@@ -43,7 +43,10 @@ class Traces:
                     raise GraphError("the model has other ops at other sizes", where=origin(a))
             if len(first) != len(nodes):
                 raise GraphError("the model has more ops at some sizes than at others")
-            _check_constants(graphs[0], graph)
+            for i in graphs[0].inputs_of(InputKind.CONSTANT):
+                one, other = graphs[0].weights[i.name], graph.weights.get(i.name)
+                if other is None or one.shape != other.shape or not torch.equal(one, other):
+                    raise GraphError("a constant of the model depends on a size", where=i.name)
 
     def arguments(self, stage: Graph) -> tuple[SizedArgument, ...]:
         """Arguments of a stage's nodes that follow its sizes.
@@ -70,14 +73,6 @@ class Traces:
         if len({len(s) for s in shapes}) > 1:
             raise GraphError("how many dimensions a value has depends on a size", where=name)
         return tuple(zip(*shapes, strict=True))
-
-
-def _check_constants(first: Graph, other: Graph) -> None:
-    """See that what the model was given as constants is the same at other sizes."""
-    for i in first.inputs_of(InputKind.CONSTANT):
-        a, b = first.weights[i.name], other.weights.get(i.name)
-        if b is None or a.shape != b.shape or not torch.equal(a, b):
-            raise GraphError("a constant of the model depends on a size", where=i.name)
 
 
 def _argument(n: fx.Node, path: Path, sizes: Sequence[object], fit: Fit) -> SizedArgument:

@@ -1,17 +1,21 @@
 """Every name of torch that is not public API, in one place. Tested with torch 2.13."""
 
+import inspect
 import logging
 import os
 import sys
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
-from functools import cache, lru_cache, partial
+from contextlib import AbstractContextManager, contextmanager
+from functools import cache, lru_cache
 from itertools import accumulate
+from traceback import FrameSummary, StackSummary
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import fx, nn
-from torch._export.utils import _is_cia_op, _is_preservable_cia_op
+from torch._export import utils
+from torch._export.utils import _is_cia_op, _is_preservable_cia_op, _materialize_cpp_cia_ops
 from torch._library.custom_ops import OPDEFS
 from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_impls import op_implementations_dict, register_op_impl
@@ -25,8 +29,11 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.autograd.profiler import profile
 from torch.autograd.profiler_util import MEMORY_EVENT_NAME
+from torch.export import exported_program
+from torch.export.exported_program import _override_composite_implicit_decomp
 from torch.fx._lazy_graph_module import _LazyGraphModule, _use_lazy_graph_module
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
+from torch.fx.proxy import _STACK_TRACE_ANCHORS
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes as without_modes
@@ -61,9 +68,6 @@ BATCH_NORMS = (
 )
 below_autograd = torch._C._AutoDispatchBelowAutograd  # noqa: SLF001
 """A context in which ops skip autograd, the level at which composite ops are taken apart."""
-
-compile_when_called = partial(_use_lazy_graph_module, should_use=True)
-"""A context in which graphs that torch makes become Python when they are called: few ever are."""
 
 grad_mode_region = torch.ops.higher_order.wrap_with_set_grad_enabled
 """What `torch.export` leaves of a no-grad region: ``(enabled, body, *operands)``."""
@@ -229,12 +233,8 @@ def count_writes(tensor: torch.Tensor) -> int:
 def enable_autograd() -> Iterator[None]:
     """Let autograd watch what runs inside the kernel of an op, which is below it otherwise."""
     native, excluded = torch._C, torch._C._dispatch_tls_local_exclude_set()  # noqa: SLF001
-    for key in (
-        "AutogradFunctionality",
-        "AutogradOther",
-        "AutogradNestedTensor",
-        "ADInplaceOrView",
-    ):
+    keys = "AutogradFunctionality AutogradOther AutogradNestedTensor ADInplaceOrView"
+    for key in keys.split():
         excluded = excluded.remove(getattr(native.DispatchKey, key))
     included = native._dispatch_tls_local_include_set()  # noqa: SLF001
     with native._ForceDispatchKeyGuard(included, excluded):  # noqa: SLF001
@@ -278,15 +278,26 @@ def is_held_once(tensors: list[torch.Tensor], place: int) -> bool:
 
 
 @contextmanager
-def without_stack_traces() -> Iterator[None]:
-    """Trace without noting the lines of Python that a node came from, which takes long."""
-    config = torch.fx.config
-    before = config.do_not_emit_stack_traces
-    config.do_not_emit_stack_traces = True
+def swapped(holder: Any, **new: object) -> Iterator[None]:
+    """Inside the block, attributes have other values."""
+    before = {name: getattr(holder, name) for name in new}
     try:
+        for name, value in new.items():
+            setattr(holder, name, value)
         yield
     finally:
-        config.do_not_emit_stack_traces = before
+        for name, value in before.items():
+            setattr(holder, name, value)
+
+
+def _forwards() -> StackSummary:
+    """Frames of ``forward``, and of functions that torch is told to note; innermost last."""
+    found, frame = [], inspect.currentframe()
+    while frame := frame and frame.f_back:
+        place = frame.f_code.co_filename, frame.f_code.co_name
+        if place[1] == "forward" or place in _STACK_TRACE_ANCHORS:
+            found.append(FrameSummary(place[0], frame.f_lineno, place[1], lookup_line=False))
+    return StackSummary.from_list(found[::-1])
 
 
 @lru_cache(1)
@@ -306,17 +317,66 @@ def export_onnx(program: torch.export.ExportedProgram, opset: int) -> Any:
     from torch.onnx._internal.exporter import _core
 
     table = _translations(opset, len(torch._C._dispatch_get_all_op_names()))  # noqa: SLF001
-    return _core.export(
-        program, registry=table, opset_version=opset, verbose=False, optimize=False
-    ).model
+    with quick_tracing():
+        return _core.export(
+            program, registry=table, opset_version=opset, verbose=False, optimize=False
+        ).model
+
+
+_Kernels = dict[OpOverload, tuple[dict[Any, Any], Any]]
+"""What Python does for ops: by dispatch key, and on fake tensors."""
+_enforced: dict[frozenset[Any], tuple[_Kernels, _Kernels]] = {}
+
+
+def _kernels_of(ops: Collection[OpOverload]) -> _Kernels:
+    return {op: (op.py_kernels.copy(), op_implementations_dict.get(op)) for op in ops}
+
+
+def _set_kernels(kernels: _Kernels) -> None:
+    for op, (by_key, on_fakes) in kernels.items():
+        op.py_kernels = dict(by_key)
+        op._dispatch_cache.clear()  # noqa: SLF001
+        op_implementations_dict.pop(op, None)
+        if on_fakes is not None:
+            op_implementations_dict[op] = on_fakes
 
 
 @contextmanager
-def mute_logs() -> Iterator[None]:
-    """Keep torch from logging an exception on fake tensors that an error is about to report."""
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
-    before, logger.disabled = logger.disabled, True  # a level would empty all loggers' caches
+def _in_force(table: dict[OpOverload, Any]) -> Iterator[None]:
+    """What torch does to composite ops while it decomposes, from memory where they are as before.
+
+    Unlike torch it leaves no op without a rule on fake tensors that had one.
+    """
+    key, before = frozenset(table.items()), _kernels_of(table)
+    known, kernels = _enforced.get(key, (None, before))
     try:
+        if known != before:
+            with _override_composite_implicit_decomp(table):
+                kernels = _kernels_of(table)
+            _enforced[key] = before, kernels
+        _set_kernels(kernels)
         yield
     finally:
-        logger.disabled = before
+        _set_kernels(before)
+
+
+@contextmanager
+def quick_tracing() -> Iterator[None]:
+    """Trace and decompose as torch does in less time: half of it was for looking at all ops.
+
+    Graphs become Python when they are called; few ever are.
+    """
+    stack = SimpleNamespace(extract=lambda: SimpleNamespace(summary=_forwards))
+    with (
+        _use_lazy_graph_module(should_use=True),
+        swapped(torch.fx.proxy, CapturedTraceback=stack),
+        swapped(exported_program, _override_composite_implicit_decomp=_in_force),
+        swapped(utils, _materialize_cpp_cia_ops=cache(_materialize_cpp_cia_ops)),
+    ):
+        yield
+
+
+def mute_logs() -> AbstractContextManager[None]:
+    """Keep torch from logging an exception on fake tensors that an error is about to report."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    return swapped(logger, disabled=True)  # a level would empty all loggers' caches

@@ -35,10 +35,7 @@ class ProcessGroupTransport(Transport):
     waits = True
 
     def __init__(
-        self,
-        device: torch.device,
-        groups: Iterable[tuple[int, ...]],
-        timeout: timedelta = PATIENCE,
+        self, device: torch.device, groups: Iterable[tuple[int, ...]], timeout: timedelta = PATIENCE
     ) -> None:
         self._device, self._timeout = device, timeout
         self._staged = device.type != "cpu" and "nccl" not in dist.get_backend_config()

@@ -143,8 +143,7 @@ def placement_of(rows: Sequence[Ops]) -> Placement:
         ScheduleError: A stage below the highest one has no action.
     """
     return Placement(
-        _phase_of(rows, (ActionKind.F,)),
-        _phase_of(rows, (ActionKind.B, ActionKind.I)),
+        _phase_of(rows, (ActionKind.F,)), _phase_of(rows, (ActionKind.B, ActionKind.I))
     )
 
 

@@ -49,11 +49,7 @@ def interval_bound(network: Network, boards: Sequence[Board]) -> float:
 
 
 def joint_cut(
-    plan: Plan,
-    boards: Sequence[Board],
-    links: Sequence[Link],
-    *,
-    free_order: bool = False,
+    plan: Plan, boards: Sequence[Board], links: Sequence[Link], *, free_order: bool = False
 ) -> CutResult | None:
     """Cut a model over boards such that the slowest board, folded up to its budget, is fastest.
 

@@ -148,10 +148,7 @@ LOWERINGS: dict[tuple[str, str], Entry] = {}
 
 
 def lowering(
-    *names: str,
-    domain: str = "",
-    known: tuple[int, ...] = (),
-    raw: tuple[int, ...] | None = (),
+    *names: str, domain: str = "", known: tuple[int, ...] = (), raw: tuple[int, ...] | None = ()
 ) -> Callable[[Lowering], Lowering]:
     """Register a function as the lowering of ONNX ops.
 

@@ -17,7 +17,7 @@ from torch.onnx._internal.exporter._registration import ONNXRegistry
 from pipec.frontends.base import LoadOptions
 from pipec.frontends.onnx import OnnxFrontend
 from pipec.graph.ir import origin
-from pipec.graph.torch_private import without_stack_traces
+from pipec.graph.torch_private import quick_tracing
 from tests.frontends.onnx.models import run, worst
 
 IDS = (torch.arange(12)[None] * 7 % 90,)
@@ -120,7 +120,7 @@ def translations_are_read_once() -> Iterator[None]:
 
 def export(module: nn.Module, args: tuple[Tensor, ...], path: Path) -> None:
     mute = contextlib.redirect_stdout(io.StringIO())
-    with torch.no_grad(), warnings.catch_warnings(), mute, without_stack_traces():
+    with torch.no_grad(), warnings.catch_warnings(), mute, quick_tracing():
         warnings.simplefilter("ignore")
         torch.onnx.export(module.eval(), args, path, dynamo=True, verbose=False)
 

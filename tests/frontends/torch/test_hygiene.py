@@ -9,9 +9,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
+from torch._subclasses.fake_impls import op_implementations_dict
 
 from pipec.frontends import trace as tracing
+from pipec.frontends.base import quiet
 from pipec.frontends.torch_module import from_module
+from pipec.graph import torch_private
 from pipec.graph.ir import InputKind, op_name
 from tests.frontends.torch.running import run
 
@@ -81,7 +84,7 @@ def test_graphs_that_nobody_calls_do_not_become_python(monkeypatch: pytest.Monke
     model, x = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout()), torch.zeros(2, 4)
     from_module(model, x)
     lazily = written.call_count
-    monkeypatch.setattr(tracing, "compile_when_called", nullcontext)
+    monkeypatch.setattr(tracing, "quick_tracing", nullcontext)
     from_module(model, x)
     assert 2 * lazily <= written.call_count - lazily
 
@@ -174,3 +177,65 @@ def test_a_node_gives_way_to_an_output_of_its_name() -> None:
     assert [(o.name, o.node) for o in graph.outputs] == [("relu", "cos"), ("sin", "add")]
     kept = from_module(Plain(lambda x: {"relu": x.relu()}), x).graph
     assert [n.name for n in kept.calls] == ["relu"]
+
+
+class Outer(nn.Module):
+    """Two lines of code that a node may come from, in modules inside of each other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.norm = Plain(torch.sin), nn.BatchNorm1d(4)
+
+    def forward(self, x: Tensor) -> object:
+        y = self.norm(x)
+        return self.inner(y) + told(y)  # type: ignore[operator]
+
+
+def told(x: Tensor) -> Tensor:
+    return x.cos()
+
+
+def test_quick_tracing_notes_what_torch_notes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.fx.proxy, "_STACK_TRACE_ANCHORS", anchors := set())
+    monkeypatch.setattr(torch_private, "_STACK_TRACE_ANCHORS", anchors)
+
+    def noted() -> list[tuple[str, object]]:
+        loaded = from_module(Outer(), torch.zeros(2, 4))
+        return [(n.name, n.meta["origin"]) for n in loaded.graph.calls]
+
+    both = [noted()]
+    anchors.add((told.__code__.co_filename, told.__name__))
+    both.append(noted())
+    assert both[0] != both[1]
+    monkeypatch.setattr(tracing, "quick_tracing", nullcontext)
+    assert noted() == both[1]
+    anchors.clear()
+    assert noted() == both[0]
+
+
+def test_ops_are_what_they_were_behind_a_model_that_is_decomposed() -> None:
+    """Torch drops the rules on fake tensors that some composite ops have of their own."""
+    item, norm = torch.ops.aten.item.default, torch.ops.aten.batch_norm.default
+    before = [dict(op.py_kernels) for op in (item, norm)]
+    with tracing.quick_tracing(), quiet():
+        program = torch.export.export(nn.BatchNorm1d(4), (torch.zeros(2, 4),), strict=False)
+        for _ in range(2):
+            rule = op_implementations_dict.setdefault(item, before)
+            program.run_decompositions({})
+            assert op_implementations_dict.get(item) is rule
+            assert norm not in op_implementations_dict
+            assert [op.py_kernels for op in (item, norm)] == before
+
+
+def test_what_composite_ops_become_is_remembered_as_long_as_they_are_the_same() -> None:
+    op, key = torch.ops.aten.selu.default, torch._C.DispatchKey.CPU
+    table = {op: Mock(), torch.ops.aten.relu6.default: Mock()}
+    for own in ({}, {key: Mock()}, {key: Mock()}):
+        op.py_kernels = dict(own)
+        for _ in range(2):
+            with torch_private._in_force(table):
+                composite = torch._C.DispatchKey.CompositeImplicitAutograd
+                assert op.py_kernels[composite] is table[op]
+                assert not own or op.py_kernels[key] is own[key]
+            assert op.py_kernels == own
+    op.py_kernels = {}
