@@ -32,7 +32,7 @@ from torch.autograd.profiler_util import MEMORY_EVENT_NAME
 from torch.export import exported_program
 from torch.export.exported_program import _override_composite_implicit_decomp
 from torch.fx._lazy_graph_module import _LazyGraphModule, _use_lazy_graph_module
-from torch.fx.experimental.proxy_tensor import get_proxy_mode
+from torch.fx.experimental import proxy_tensor
 from torch.fx.proxy import _STACK_TRACE_ANCHORS
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -144,7 +144,7 @@ def defining_module(op: OpOverload) -> str | None:
 
 def graph_being_traced() -> fx.Graph:
     """The graph that the running `make_fx` is writing."""
-    mode = get_proxy_mode()
+    mode = proxy_tensor.get_proxy_mode()
     assert mode is not None
     graph: fx.Graph = mode.tracer.graph
     return graph
@@ -370,6 +370,7 @@ def quick_tracing() -> Iterator[None]:
     with (
         _use_lazy_graph_module(should_use=True),
         swapped(torch.fx.proxy, CapturedTraceback=stack),
+        swapped(proxy_tensor, _extract_tensor_metadata=lambda _: None),  # what else ``val`` says
         swapped(exported_program, _override_composite_implicit_decomp=_in_force),
         swapped(utils, _materialize_cpp_cia_ops=cache(_materialize_cpp_cia_ops)),
     ):

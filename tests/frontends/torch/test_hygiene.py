@@ -188,7 +188,7 @@ class Outer(nn.Module):
 
     def forward(self, x: Tensor) -> object:
         y = self.norm(x)
-        return self.inner(y) + told(y)  # type: ignore[operator]
+        return self.inner(y) + told(y)
 
 
 def told(x: Tensor) -> Tensor:
@@ -196,7 +196,7 @@ def told(x: Tensor) -> Tensor:
 
 
 def test_quick_tracing_notes_what_torch_notes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.fx.proxy, "_STACK_TRACE_ANCHORS", anchors := set())
+    monkeypatch.setattr(torch.fx.proxy, "_STACK_TRACE_ANCHORS", anchors := set[object]())
     monkeypatch.setattr(torch_private, "_STACK_TRACE_ANCHORS", anchors)
 
     def noted() -> list[tuple[str, object]]:
@@ -217,7 +217,7 @@ def test_ops_are_what_they_were_behind_a_model_that_is_decomposed() -> None:
     """Torch drops the rules on fake tensors that some composite ops have of their own."""
     item, norm = torch.ops.aten.item.default, torch.ops.aten.batch_norm.default
     before = [dict(op.py_kernels) for op in (item, norm)]
-    with tracing.quick_tracing(), quiet():
+    with torch_private.quick_tracing(), quiet():
         program = torch.export.export(nn.BatchNorm1d(4), (torch.zeros(2, 4),), strict=False)
         for _ in range(2):
             rule = op_implementations_dict.setdefault(item, before)
