@@ -4,7 +4,7 @@ Only so can the branch be cut and its weights be distinguished; inside the If th
 file keeps its If; what the compiler sees, and what indices of nodes refer to, is the model without.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from copy import deepcopy
 
 import onnx
@@ -21,7 +21,7 @@ def inline_ifs(model: ModelFile, known: Mapping[str, Array]) -> ModelFile | None
     if not any(_is_known_if(node, known) for node in graph.node):
         return None
     proto = deepcopy(model.proto)
-    taken = names_of(graph)
+    taken = names_of(graph, lambda node: _is_known_if(node, known))
     del proto.graph.node[:]
     for k, node in enumerate(graph.node):
         if _is_known_if(node, known):
@@ -84,12 +84,16 @@ def _rename_free(graph: GraphProto, renamed: Mapping[str, str]) -> None:
         output.name = outer.get(output.name, output.name)
 
 
-def names_of(graph: GraphProto) -> set[str]:
-    """Every name that the graph or one of its subgraphs speaks of, branches to inline left out."""
+def names_of(
+    graph: GraphProto, left_out: Callable[[NodeProto], bool] = lambda _: False
+) -> set[str]:
+    """Every name that the graph or one of its subgraphs speaks of, but for those of some nodes."""
     found = {i.name for i in (*graph.input, *graph.initializer, *graph.output)}
     for node in graph.node:
         found.update(node.input)
         found.update(node.output)
+        inner = [] if left_out(node) else [g for a in node.attribute for g in (a.g, *a.graphs)]
+        found = found.union(*map(names_of, inner))
     return found
 
 

@@ -9,9 +9,12 @@ import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
+from pipec.compiler.driver import emit
+from pipec.compiler.verify import verify_artifacts
 from pipec.errors import FrontendError
 from pipec.graph.ir import origin
 from tests.frontends.onnx.models import load, model, run, worst
+from tests.plans import cut
 
 RNG = np.random.default_rng(0)
 W = {n: (RNG.normal(size=(4, 4)) / 2).astype(np.float32) for n in "abcd"}
@@ -167,3 +170,24 @@ def test_two_open_dimensions_called_question_mark_may_differ(tmp_path: Path) -> 
     nodes = [helper.make_node("Tanh", ["x"], ["y"])]
     proto = model(nodes, {"x": (TensorProto.FLOAT, ["?", "?"])}, ["y"])
     assert load(proto, tmp_path, shapes={"x": (2, 5)}).example_inputs["x"].shape == (2, 5)
+
+
+def test_names_of_an_inlined_branch_differ_from_those_inside_of_another_if(tmp_path: Path) -> None:
+    node = helper.make_node
+
+    def choose(condition: str, to: str) -> onnx.NodeProto:
+        branches = {"then_branch": branch("t", "a"), "else_branch": branch("e", "b")}
+        return node("If", [condition], [to], **branches)
+
+    nodes = [
+        node("Tanh", ["x"], ["h"]),
+        choose("yes", "i"),
+        node("ReduceSum", ["x"], ["s"], keepdims=0),
+        node("Greater", ["s", "zero"], ["go"]),
+        choose("go", "j"),
+        node("Add", ["i", "j"], ["y"]),
+    ]
+    known = {"yes": np.array(True), "zero": np.zeros((), np.float32)}
+    read = load(model(nodes, X, ["y"], known), tmp_path)
+    emit(cut(read.graph, target="onnx"), tmp_path / "out")
+    assert verify_artifacts(tmp_path / "out", read).ok
