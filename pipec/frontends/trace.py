@@ -226,7 +226,7 @@ def decompose(
         else [s.arg.name for s in specs if s.kind is export.InputKind.PARAMETER]
     )
     explicit_no_grad(program.graph_module, trained)
-    with quiet():
+    with user_code("the traced model cannot be cast by autocast", hint), quiet():
         explicit_casts(program.graph_module)
     outputs = program.graph.output_node().args[0]
     for node, spec in zip(outputs, program.graph_signature.output_specs, strict=True):

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import pipec
 from pipec.errors import FrontendError
 from pipec.frontends.torch_module import from_module
 
@@ -53,3 +54,18 @@ def test_what_casts_eagerly_casts_in_the_graph(name: str) -> None:
     (found,) = loaded.graph.module(*[values[i.name] for i in loaded.graph.inputs])
     assert found.dtype == model(x).dtype == dtype
     assert torch.equal(found, model(x))
+
+
+class Mapped(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = torch.vmap(lambda row: row.outer(row).sum(0))(self.layer(x))
+        return found
+
+
+def test_what_vmap_hides_from_casts_is_one_error() -> None:
+    with pytest.raises(FrontendError, match="cannot be cast by autocast"):
+        pipec.compile(Mapped(), torch.ones(4, 6), "1xcpu", autocast="bfloat16")
