@@ -21,9 +21,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from pipec.errors import FrontendError
+from pipec.frontends.regions import MarkNoGrad
 from pipec.graph.autocast import refuse_autocast
 from pipec.graph.torch_private import gradient_hooks, swapped
 
@@ -57,8 +57,7 @@ def no_lost_gradients(module: nn.Module, eager: Collection[nn.Module] = ()) -> I
     function.apply = classmethod(_refusing(apply.__func__))  # type: ignore[assignment]
     base.apply = classmethod(_refusing(lambda cls, *a, **k: super(base, cls).apply(*a, **k)))
     try:
-        with _Watch():
-            yield
+        yield
     finally:
         function.apply = apply  # type: ignore[method-assign]
         del base.apply
@@ -86,8 +85,8 @@ def _refusing(apply: Any) -> Any:
     return check
 
 
-class _Watch(TorchFunctionMode):
-    """Refuses calls that change how gradients flow without being part of the graph."""
+class Watch(MarkNoGrad):
+    """Refuses calls, too, that change how gradients flow without being part of the graph."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Look at a call before it is made."""
@@ -100,7 +99,7 @@ class _Watch(TorchFunctionMode):
                 got="torch.inference_mode",
                 hint="use torch.no_grad",
             )
-        return func(*args, **(kwargs or {}))
+        return super().__torch_function__(func, types, args, kwargs)
 
 
 def device_types(tensors: Iterable[Tensor]) -> set[str]:

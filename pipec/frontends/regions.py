@@ -117,14 +117,15 @@ _MARK = "pipec_no_grad"
 
 
 class MarkNoGrad(TorchFunctionMode):
-    """Annotates every node that is traced while gradients are off; entered around the model."""
+    """Annotates every node that is traced while gradients are off; entered by the model's call."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Note changes of the grad mode in what tracing copies to each new node."""
-        if func is set_grad_enabled:
+        result = func(*args, **(kwargs or {}))
+        if func is set_grad_enabled:  # a node of its own belongs to what was before
             notes = fx.traceback.current_meta
             notes["custom"] = {**notes.get("custom", {}), _MARK: not args[0]}
-        return func(*args, **(kwargs or {}))
+        return result
 
 
 def explicit_no_grad(module: fx.GraphModule, trained: Sequence[str]) -> None:

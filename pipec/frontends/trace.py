@@ -11,7 +11,7 @@ Parameters on ``meta`` are traced as fake CPU tensors, so that no node of the gr
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
 import torch
@@ -25,9 +25,9 @@ from pipec.frontends.composites import is_functional
 from pipec.frontends.eager import as_nodes, find_parts
 from pipec.frontends.hygiene import Naming, Traced, clean_graph
 from pipec.frontends.leaves import Call, name_tensors
-from pipec.frontends.lost import device_types, keep_state, no_lost_casts, no_lost_gradients
+from pipec.frontends.lost import Watch, device_types, keep_state, no_lost_casts, no_lost_gradients
 from pipec.frontends.origins import OriginOf
-from pipec.frontends.regions import MarkNoGrad, explicit_casts, explicit_no_grad
+from pipec.frontends.regions import explicit_casts, explicit_no_grad
 from pipec.graph.eager import swap_tensors
 from pipec.graph.ir import Graph, Source
 from pipec.graph.rules import verify
@@ -108,6 +108,7 @@ class Flat(nn.Module):
 
     Attributes:
         inputs: Name to example tensor: the model's arguments, then the loss's target.
+        watch: What a call enters: it looks at the model's code alone, not at torch's own.
     """
 
     def __init__(
@@ -115,6 +116,7 @@ class Flat(nn.Module):
     ) -> None:
         super().__init__()
         self._autocast = autocast
+        self.watch: type[AbstractContextManager[object]] = nullcontext
         self.model = model
         self.loss = loss.fn if loss and isinstance(loss.fn, nn.Module) else None
         self._call, self._loss = call, loss
@@ -136,7 +138,7 @@ class Flat(nn.Module):
         kind = min(device_types([*self.model.parameters(), *tensors]), default="cpu")
         dtype = getattr(torch, self._autocast or "bfloat16")
         casts = torch.autocast(kind, dtype) if self._autocast else nullcontext()
-        with keep_state(self.model), casts:
+        with self.watch(), keep_state(self.model), casts:
             result = self.model(*args, **kwargs)
             if self._loss is not None:
                 loss = {"loss": self._loss(result, tensors[count:])}
@@ -188,13 +190,13 @@ def trace(
     flat = Flat(module, Call(module, args, kwargs or {}), loss, autocast)
     parts = find_parts(flat, [n for n in eager if n != AUTO], MODEL)
     nodes = as_nodes(flat, [*flat.inputs.values()], parts, source, tracked=differentiable)
-    watch = MarkNoGrad() if differentiable else nullcontext()
     whole = no_lost_gradients(flat, parts.values()) if differentiable else nullcontext()
     casts = no_lost_casts([*flat.state_dict().values(), *flat.inputs.values()])
     hint = _ALONE if eager else f"{_ALONE}; {_EAGER}"
     meta, weights = fx.traceback.preserve_node_meta(), fake_weights(flat, flat.inputs)
     with quick_tracing(), nodes, meta, weights as tensors:
-        with user_code("the model cannot be traced", hint), whole, casts, watch, quiet():
+        flat.watch = Watch if differentiable else nullcontext
+        with user_code("the model cannot be traced", hint), whole, casts, quiet():
             program = torch.export.export(flat, tensors, strict=False)
         decomposed = decompose(program, differentiable=differentiable, hint=hint)
     naming = Naming(

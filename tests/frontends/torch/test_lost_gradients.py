@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from pipec.errors import FrontendError
+from pipec.frontends.lost import Watch
 from pipec.frontends.torch_module import from_module
 
 
@@ -136,3 +137,18 @@ def test_statistics_of_instances_are_refused_where_they_would_be_lost() -> None:
 def test_a_shape_that_depends_on_data_is_refused() -> None:
     with pytest.raises(FrontendError, match="depends on data"):
         read(Net(lambda _, y: y[y[:, 0] > 0]))
+
+
+def test_only_what_the_model_calls_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what torch itself asks a weight there are a hundred calls: a tenth of all the time."""
+    seen, look = list[object](), Watch.__torch_function__
+
+    def note(watch: Watch, func: object, *rest: Any) -> object:
+        seen.append(func)
+        return look(watch, func, *rest)
+
+    monkeypatch.setattr(Watch, "__torch_function__", note)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    from_module(model, torch.zeros(1, 4), Tensor.sum)
+    assert seen.count(torch.nn.functional.linear) == 2
+    assert len(seen) < 10
