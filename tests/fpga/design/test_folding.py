@@ -3,9 +3,12 @@
 import dataclasses
 import itertools
 import json
+import math
 import re
+from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -53,6 +56,33 @@ def dense(n: int, out: int, taps: int, cin: int) -> Layer:
 
 sizes = st.tuples(st.integers(1, 20), st.integers(1, 24), st.sampled_from([1, 9]),
                   st.integers(1, 24))  # fmt: skip
+
+
+def sums_of(nest: Mvu) -> Iterator[tuple[int, ...]]:
+    """Which sum every firing adds to, in the order of the loops of `Mvu`."""
+    if nest.block > 1:
+        for b, f, s, v in np.ndindex(nest.n // nest.block, nest.nf, nest.sf, nest.block):
+            yield b, v, f, s % nest.partial
+    for v in range(nest.n if nest.block == 1 else 0):
+        if nest.order == "A":
+            yield from ((v, f, s % nest.partial) for f, s in np.ndindex(nest.nf, nest.sf))
+        else:
+            yield from ((v, f, 0) for s, f in np.ndindex(nest.sf, nest.nf))
+
+
+@settings(max_examples=300, deadline=None)
+@given(sizes, st.integers(1, 20_000), st.integers(0, 20), st.sampled_from([200.0, 300.0, 400.0]))
+def test_no_sum_meets_its_adder_again_too_early(
+    size: tuple[int, int, int, int], target: int, block: int, clock: float
+) -> None:
+    n, out, taps, cin = size
+    layer = dataclasses.replace(dense(n, out, taps, cin), clock_mhz=clock)
+    nest = layer.nest.fold(layer, target, "float32", math.gcd(n, block) if block else 0).nest
+    assert isinstance(nest, Mvu)
+    last, latency = dict[tuple[int, ...], int](), arithmetic("float32", clock).add_latency
+    for now, added in enumerate(sums_of(nest)):
+        assert now - last.get(added, -latency) >= latency
+        last[added] = now
 
 
 @settings(max_examples=150, deadline=None)
