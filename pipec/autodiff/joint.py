@@ -89,9 +89,8 @@ def trace_joint(
         given = [fake_like(t, mode, contiguous=True) for t in outputs]
         module = _trace(joint, [*inputs, *given])
         drop_aliases(module.graph)
-        if any(
-            isinstance(op := n.target, OpOverload) and is_mutable(op) for n in module.graph.nodes
-        ):
+        ops = {n.target for n in module.graph.nodes}
+        if any(isinstance(op, OpOverload) and is_mutable(op) for op in ops):
             module = _functional(module, [*inputs, *given], mode)
     views_to_reshape(module.graph)
     drop_double_transposes(module.graph)

@@ -197,16 +197,15 @@ def _refuse_hidden_updates(graph: fx.Graph, trained: Sequence[str]) -> set[fx.No
     carries = {n for n in graph.nodes if n.op == "placeholder" and n.name in set(trained)}
     for n in graph.nodes:
         if _is_marked(n):
-            if isinstance(n.target, OpOverload) and is_mutable(n.target):
-                for changed in _bases(n):
-                    if changed in carries and _is_float(changed):
-                        raise FrontendError(
-                            "a value that carries gradients is changed in place under "
-                            "torch.no_grad()",
-                            where=f"{n.name}: {module_origin(n)}",
-                            got=f"{n.target} on {changed.name}",
-                            hint="write the change out of place",
-                        )
+            writes = isinstance(n.target, OpOverload) and is_mutable(n.target)
+            for changed in _bases(n) if writes else ():
+                if changed in carries and _is_float(changed):
+                    raise FrontendError(
+                        "a value that carries gradients is changed in place under torch.no_grad()",
+                        where=f"{n.name}: {module_origin(n)}",
+                        got=f"{n.target} on {changed.name}",
+                        hint="write the change out of place",
+                    )
         elif n.op == "call_function" and any(r in carries for r in n.all_input_nodes):
             carries.add(n)
     return carries
