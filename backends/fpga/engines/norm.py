@@ -165,12 +165,11 @@ class Norm(Nest):
     def logic(self, dtype: str) -> tuple[float, float]:
         """Of operators as clang counts them in the code: no two passes share one."""
         steps, sums, once = ROW_OPS[self.op]
-        scales, count = ("mul",) * self.scale * (1 + self.is_gradient), self.taps * self.channels
-        steps += scales + ("add",) * (self.shift + self.size)
-        steps += ("convert",) * (parse_fixed(dtype) is not None)
+        steps += ("mul",) * self.scale * (1 + self.is_gradient) + ("add",) * self.shift
+        steps += ("add",) * self.size + ("convert",) * (parse_fixed(dtype) is not None)
         adders = sums * (self.lanes - 1 + (self.cf > PARTS) + min(self.cf, PARTS) - 1)
         squares = bool(self.size) * self.lanes + max(self.size - 1, 0) * (self.cf > 1)
-        mean = "div" if count & (count - 1) else "mul"
+        mean = "mul" if (self.taps * self.channels).bit_count() == 1 else "div"
         row = [mean if step == "mean" else step for step in once]
         row += ["add"] * adders + ["square"] * squares
         (dsp, lut), more = steps_cost(steps, self.lanes, "float32"), steps_cost(row, 1, "float32")
