@@ -262,7 +262,7 @@ def dense_cycles(
     steps = np.asarray(nf) * np.asarray(sf)
     if block == 0:
         return np.asarray(vectors * steps)
-    interval = -(-np.asarray(units) * bits_of(dtype) // PORT_BITS)
+    interval = word_interval(np.asarray(units), dtype)
     if block == 1:
         return np.asarray(vectors * steps * interval)
     ends = block * (np.asarray(sf) + nf)
@@ -275,9 +275,9 @@ def _partial_sums(rows: int, pe: Whole, sf: Whole, block: int, latency: int) -> 
     return np.where(in_turn | (np.asarray(sf) == 1), 1, latency)
 
 
-def word_interval(lanes: int, dtype: str) -> int:
+def word_interval(lanes: N, dtype: str) -> N:
     """Cycles per word of streamed weights on one port."""
-    return ceil_div(lanes * bits_of(dtype), PORT_BITS)
+    return -(-lanes * bits_of(dtype) // PORT_BITS)
 
 
 def vector_runs(sf: int, nf: int, ii: int) -> Runs:
