@@ -28,8 +28,9 @@ from pipec.frontends.leaves import Call, name_tensors
 from pipec.frontends.lost import Watch, device_types, keep_state, no_lost_casts, no_lost_gradients
 from pipec.frontends.origins import OriginOf
 from pipec.frontends.regions import explicit_casts, explicit_no_grad
+from pipec.frontends.rows import find_growth
 from pipec.graph.eager import swap_tensors
-from pipec.graph.ir import Graph, Source
+from pipec.graph.ir import GROWTH, Graph, Source
 from pipec.graph.rules import verify
 from pipec.graph.torch_private import FakeTensorMode, quick_tracing
 
@@ -101,6 +102,7 @@ class _Names:
     """A box that `torch.export` leaves alone: it resets plain containers on modules."""
 
     outputs: list[str]
+    result: object = None
 
 
 class Flat(nn.Module):
@@ -131,6 +133,13 @@ class Flat(nn.Module):
         """Names of the outputs of the last call."""
         return self._names.outputs
 
+    def find_growth(self, rows: int) -> list[float]:
+        """What the loss of one, two and three rows is where it adds up, after a call."""
+        if self._loss is None:
+            return []
+        targets = self._loss.inputs.values()
+        return find_growth(self._loss, self._names.result, [*targets], rows)
+
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Outputs in the order of `outputs`; the loss first where there is one."""
         count = len(self._call.tensors)
@@ -139,7 +148,7 @@ class Flat(nn.Module):
         dtype = getattr(torch, self._autocast or "bfloat16")
         casts = torch.autocast(kind, dtype) if self._autocast else nullcontext()
         with self.watch(), keep_state(self.model), casts:
-            result = self.model(*args, **kwargs)
+            result = self._names.result = self.model(*args, **kwargs)
             if self._loss is not None:
                 loss = {"loss": self._loss(result, tensors[count:])}
                 others = {} if self._loss.alone else name_tensors(result)
@@ -209,7 +218,8 @@ def trace(
     )
     graph = clean_graph(Traced.of(decomposed), naming, source, differentiable=differentiable)
     verify(graph, "traced model")
-    return graph
+    growth = {GROWTH: g} if (g := flat.find_growth(graph.rows)) else {}
+    return replace(graph, source=replace(source, options={**source.options, **growth}))
 
 
 def decompose(

@@ -16,6 +16,7 @@ aten.gelu_backward.default like aten.gelu.default grad_output=0
 call on as large tensors in the graph or in F: only that call looks whether numbers are in range.
 """
 
+import operator
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from importlib.resources import files
@@ -106,8 +107,10 @@ def _holder(value: Any, saved: Mapping[fx.Node, fx.Node | None]) -> Any:
     """
     if not isinstance(value, fx.Node):
         return value
-    if not isinstance(value.target, OpOverload) or not is_view(value.target):
-        return saved.get(value) or value
+    value = saved.get(value) or value
+    viewed = isinstance(value.target, OpOverload) and is_view(value.target)
+    if not viewed and value.target is not operator.getitem:
+        return value
     base = _holder(value.args[0], saved)
     if str(value.target) == "aten.reshape.default":
         return base  # the same numbers, otherwise arranged

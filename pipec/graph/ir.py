@@ -141,6 +141,10 @@ MEMORY = "memory"
 """The kind of a source that is a module given through the API."""
 
 
+GROWTH = "growth"
+"""An option of a source: what its loss is of one row, two and three rows, where it adds up."""
+
+
 @dataclass(frozen=True)
 class Source:
     """The model that a graph was made of, so that it can be read again.

@@ -14,7 +14,7 @@ from torch import fx
 from pipec.autodiff.recompute import draws_of
 from pipec.errors import PlanError
 from pipec.graph.arguments import bind_if_op
-from pipec.graph.ir import Graph, InputKind, OutputKind, op_name, origin, tensor
+from pipec.graph.ir import GROWTH, Graph, InputKind, OutputKind, op_name, origin, tensor
 from pipec.graph.written import ancestors, extract
 
 Count = Callable[[Mapping[str, torch.Tensor]], float]
@@ -51,9 +51,12 @@ def counts_of(graph: Graph, rows: Count) -> list[Count]:
     another op on the rows, which then are what is counted.
 
     Raises:
-        PlanError: A part is a sum that nothing divides: the loss of a step is a mean; or no count
+        PlanError: The loss adds up, or a part of it does: the loss of a step is a mean; or no count
             can be known from the inputs alone.
     """
+    if GROWTH in graph.source.options:
+        values = graph.source.options[GROWTH]
+        raise _no_mean("the loss function", f"of one, two and three equal rows: {values}")
     todo = [(graph.node(o.node), False) for o in graph.outputs_of(OutputKind.LOSS)[:1]]
     inputs = {i.node: i.name for i in graph.inputs_of(InputKind.INPUT)}
     compiled = int(rows(graph.tensors_of(InputKind.INPUT)))
@@ -82,7 +85,7 @@ def counts_of(graph: Graph, rows: Count) -> list[Count]:
             ]
         elif name and parts:
             if _reduction(node, compiled) == _SUM and not free:
-                raise _no_mean(node)
+                raise _no_mean(origin(node), op_name(node))
             found["rows"] = rows
     return list(found.values()) or [rows]
 
@@ -129,11 +132,11 @@ def _unknown(node: fx.Node) -> PlanError:
     )
 
 
-def _no_mean(node: fx.Node) -> PlanError:
+def _no_mean(where: object, got: str) -> PlanError:
     return PlanError(
         "the loss adds up over the batch, and the loss of a step is a mean",
-        where=origin(node),
-        got=op_name(node),
+        where=where,
+        got=got,
         want="a mean, or a sum that is divided by what it counts",
         hint="(loss.sum() / mask.sum()), or weight=lambda batch: 1.0 for the mean of microbatches",
     )

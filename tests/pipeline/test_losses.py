@@ -12,7 +12,9 @@ from torch import Tensor
 
 import pipec
 from pipec.errors import BackendError, PlanError
-from pipec.graph.ir import Graph
+from pipec.frontends.rows import find_growth
+from pipec.frontends.trace import Loss
+from pipec.graph.ir import GROWTH, Graph
 from pipec.graph.written import with_outputs
 from pipec.plan.rules.verify import verify as check
 from tests.pipeline.test_pipeline import LOSS, Tagger, plan_of, sgd
@@ -74,6 +76,15 @@ SUMS: dict[str, tuple[Callable[..., Tensor], Tensor]] = {
     "a sum over a width": (lambda y, t: (y - t).square().sum() / t.shape[1], ROWS),
     "a small part of a sum": (lambda y, t: 0.1 * (y - t).square().sum(), ROWS),
 }  # fmt: skip
+COMPARED: dict[str, Callable[..., Tensor]] = {
+    "contrast": lambda y, t: LOSS(y @ t.T, torch.arange(len(y))),
+    "variance": lambda y, t: F.mse_loss(y, t) + y.var(0).mean(),
+    "largest": lambda y, t: (y - t).abs().max(),
+    "logsumexp": lambda y, _: y.logsumexp(0).mean(),
+    "distances": lambda y, t: torch.cdist(y, t).mean(),
+    "normed": lambda y, t: F.mse_loss(F.batch_norm(y, None, None, training=True), t),
+    "correlation": lambda y, _: (y.T @ y / len(y) - torch.eye(3)).square().sum(),
+}
 MEANS: dict[str, Callable[..., Tensor]] = {
     "mse_loss": F.mse_loss,
     "per row": lambda y, t: (y - t).square().sum(1).mean(),
@@ -108,6 +119,34 @@ def test_whatever_adds_up_over_the_rows_is_refused(name: str) -> None:
 def test_a_sum_over_other_axes_than_rows_is_a_mean(name: str) -> None:
     found, whole = _stepped(MEANS[name], ROWS)
     assert found == pytest.approx(whole, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", COMPARED)
+def test_a_loss_that_compares_rows_is_no_sum(name: str) -> None:
+    loss = COMPARED[name], torch.rand(4, 3)
+    plan = pipec.compile(torch.nn.Linear(8, 3), torch.randn(4, 8), "1xcpu", loss=loss)
+    assert GROWTH not in plan.graph.source.options
+
+
+class _Counting(torch.nn.Module):
+    """Drops numbers out, and counts its calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Tensor
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, scores: Tensor, target: Tensor) -> Tensor:
+        """A sum."""
+        self.calls += 1
+        return (F.dropout(scores) - target).square().sum()
+
+
+def test_what_a_loss_is_of_more_rows_leaves_no_trace() -> None:
+    loss, before = _Counting(), torch.get_rng_state()
+    find_growth(Loss(loss, ROWS), ROWS, [ROWS], 4)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert not loss.calls
 
 
 @pytest.mark.parametrize("factor", [1.0, 0.5, -2.0])
@@ -156,6 +195,9 @@ COUNTED: dict[str, Callable[..., Tensor]] = {
         / (WEIGHTS[t.clamp(min=0)] * (t >= 0)).mean()
     ),
     "columns over rows": lambda y, _: (y.square().sum(0) / len(y)).mean(),
+    "row by row": lambda y, t: (
+        torch.stack([F.cross_entropy(a, b.clamp(min=0)) for a, b in zip(y, t, strict=True)]).mean()
+    ),
     "over a row": lambda y, t: LOSS(y, t.clamp(min=0), reduction="none").sum() / len(t),
 }  # fmt: skip
 UNKNOWN: dict[str, Callable[..., Tensor]] = {
@@ -175,6 +217,16 @@ UNKNOWN: dict[str, Callable[..., Tensor]] = {
     "adds up, largest": lambda y, _: y.square().sum(0).max(),
     "adds up, product of all": lambda y, _: (1 + y.square()).prod(),
     "adds up, one column": lambda y, _: y.square().sum(0)[0],
+    "adds up, rows behind": lambda y, _: y.square().T.sum(1).mean(),
+    "adds up, rows moved": lambda y, _: y.square().movedim(0, 1).sum(-1).mean(),
+    "adds up, gram": lambda y, _: (y.T @ y).mean(),
+    "adds up, in Python": lambda y, t: torch.stack(
+        [F.cross_entropy(a, b) for a, b in zip(y, t, strict=True)]
+    ).sum(),
+    "adds up, times rows": lambda y, t: LOSS(y, t) * len(y),
+    "adds up, divided twice": lambda y, t: LOSS(y, t) / len(y),
+    "adds up, area": lambda y, _: torch.trapezoid(y.square(), dim=0).mean(),
+    "adds up, in part": lambda y, t: LOSS(y, t) + 0.001 * (y.T @ y).mean(),
 }
 
 
