@@ -6,6 +6,7 @@ targets t that are not ``ignore_index`` of the class weight of t, or 1; of a quo
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -145,10 +146,14 @@ def _no_mean(where: object, got: str) -> PlanError:
 def weights_of(counts: Sequence[Sequence[float]]) -> list[float]:
     """How much each microbatch counts, from what was counted in it for every mean of the loss.
 
+    A loss that is computed row by row has more means where there are more rows, all over as much.
+
     Raises:
         PlanError: The means do not share one weight.
     """
-    columns = [list(column) for column in zip(*counts, strict=True)]
+    if len({len(c) for c in counts}) > 1 and len({n for c in counts for n in c}) == 1:
+        return [sum(c) for c in counts]
+    columns = [list(column) for column in zip_longest(*counts, fillvalue=0.0)]
     for column in columns[1:]:
         first, other = sum(columns[0]), sum(column)
         pairs = zip(columns[0], column, strict=True)

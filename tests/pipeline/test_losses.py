@@ -16,6 +16,7 @@ from pipec.frontends.rows import find_growth
 from pipec.frontends.trace import Loss
 from pipec.graph.ir import GROWTH, Graph
 from pipec.graph.written import with_outputs
+from pipec.pipeline.valid import weights_of
 from pipec.plan.rules.verify import verify as check
 from tests.pipeline.test_pipeline import LOSS, Tagger, plan_of, sgd
 from tests.plan.edits import in_training
@@ -259,6 +260,12 @@ def test_what_counts_is_found_behind_functions_of_scalars(name: str) -> None:
 def test_a_count_that_no_input_tells_is_refused(name: str) -> None:
     with pytest.raises(PlanError, match="adds up over" if "adds up" in name else "cannot be known"):
         _ignored(UNKNOWN[name])
+
+
+def test_means_row_by_row_over_different_targets_are_refused() -> None:
+    assert weights_of([[2.0, 2.0], [2.0]]) == [4.0, 2.0]
+    with pytest.raises(PlanError, match="no one weight fits them all"):
+        weights_of([[2.0, 1.0], [2.0]])
 
 
 def test_a_target_out_of_range_is_one_error_that_names_the_stage() -> None:
