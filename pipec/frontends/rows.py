@@ -5,7 +5,7 @@ A traced graph cannot show it, since the number of rows is a constant there.
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -27,6 +27,7 @@ def find_growth(
     outputs: object,
     targets: Sequence[Tensor],
     rows: int,
+    weights: Iterable[Tensor] = (),
 ) -> list[float]:
     """The loss of a row, of the row twice and three times, if these say that it adds up; else [].
 
@@ -38,6 +39,7 @@ def find_growth(
         outputs: What the model returned in tracing; numbers between 0 and 1 are drawn in its place.
         targets: Examples, of which the first row is taken.
         rows: Rows of a batch. A tensor whose first dimension is no multiple of them stays whole.
+        weights: What the loss reads only; a copy is called, since a loss may have state.
     """
     generator, found = torch.Generator().manual_seed(0), list[float]()
 
@@ -58,7 +60,7 @@ def find_growth(
         return found
     untouched, taken = torch.random.fork_rng(devices=[]), user_code("the loss takes no such rows")
     with suppress(FrontendError), taken, untouched, torch.no_grad(), quiet():
-        loss, outputs = copy.deepcopy(loss), tree_map(draw, outputs)
+        loss, outputs = copy.deepcopy(loss, {id(w): w for w in weights}), tree_map(draw, outputs)
         for count in (1, 2, 3):
             some, wanted = (tree_map(partial(repeat, count=count), v) for v in (outputs, targets))
             found.append(float(loss(some, wanted)))

@@ -138,7 +138,7 @@ class Flat(nn.Module):
         if self._loss is None:
             return []
         targets = self._loss.inputs.values()
-        return find_growth(self._loss, self._names.result, [*targets], rows)
+        return find_growth(self._loss, self._names.result, [*targets], rows, self.parameters())
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Outputs in the order of `outputs`; the loss first where there is one."""
