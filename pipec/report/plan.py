@@ -179,6 +179,11 @@ def _show_explored(data: Data) -> Table:
 
 
 def _print_notes(data: Data, console: Console) -> None:
+    if data["growth"]:
+        console.print(
+            f"note: the loss adds up over the batch (of one, two and three equal rows: "
+            f"{escape(str(data['growth']))}); a step is the mean over microbatches"
+        )
     for op in data["guessed"]:
         console.print(
             f"note: the cost of {escape(op)} is a guess, one FLOP per element; a formula for it: "

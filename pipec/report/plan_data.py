@@ -10,7 +10,7 @@ from pipec.cluster.units import show
 from pipec.compiler.endless import drains, round_of
 from pipec.cost.flops import FlopCounter
 from pipec.errors import PipecError
-from pipec.graph.ir import InputKind, OutputKind, nbytes, op_name, origin
+from pipec.graph.ir import GROWTH, InputKind, OutputKind, nbytes, op_name, origin
 from pipec.graph.lower import lower
 from pipec.plan.model import Plan, Stage
 from pipec.report.table import Table
@@ -28,7 +28,8 @@ def plan_data(plan: Plan, heaviest: int = 10) -> Data:
     Returns:
         JSON data: ``model``, ``target``, ``cluster``, ``nodes``, ``stages``, ``balance``,
         ``cuts``, ``heaviest``, ``tied``, ``guessed``, ``memory``, ``idle_devices``, ``schedule``,
-        ``explored``, ``options``.
+        ``explored``, ``options``; and ``growth``, what a loss that adds up is of one, two and
+        three equal rows.
     """
     return {
         "model": plan.graph.source.location,
@@ -50,6 +51,7 @@ def plan_data(plan: Plan, heaviest: int = 10) -> Data:
         "schedule": _schedule_data(plan),
         "explored": [dataclasses.asdict(t) for t in plan.explored],
         "options": dict(plan.options),
+        "growth": plan.graph.source.options.get(GROWTH, []),
     }
 
 

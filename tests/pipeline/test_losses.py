@@ -18,6 +18,7 @@ from pipec.graph.ir import GROWTH, Graph
 from pipec.graph.written import with_outputs
 from pipec.pipeline.valid import weights_of
 from pipec.plan.rules.verify import verify as check
+from pipec.report.plan import plan_text
 from tests.pipeline.test_pipeline import LOSS, Tagger, plan_of, sgd
 from tests.plan.edits import in_training
 
@@ -77,6 +78,8 @@ SUMS: dict[str, tuple[Callable[..., Tensor], Tensor]] = {
     "a sum over a width": (lambda y, t: (y - t).square().sum() / t.shape[1], ROWS),
     "a small part of a sum": (lambda y, t: 0.1 * (y - t).square().sum(), ROWS),
 }  # fmt: skip
+_BY_NAME = ("adds up, norm", "adds up, product of all")
+"""Sums that only their operations tell: no law of growth fits them."""
 COMPARED: dict[str, Callable[..., Tensor]] = {
     "contrast": lambda y, t: LOSS(y @ t.T, torch.arange(len(y))),
     "variance": lambda y, t: F.mse_loss(y, t) + y.var(0).mean(),
@@ -258,6 +261,11 @@ def test_what_counts_is_found_behind_functions_of_scalars(name: str) -> None:
 
 @pytest.mark.parametrize("name", UNKNOWN)
 def test_a_count_that_no_input_tells_is_refused(name: str) -> None:
+    if "adds up" in name:
+        model, rows = torch.nn.Linear(8, 3), torch.ones(4, 8)
+        loss = UNKNOWN[name], torch.zeros(4, dtype=torch.long)
+        text = " ".join(plan_text(pipec.compile(model, rows, "1xcpu", loss=loss)).split())
+        assert ("the loss adds up over the batch" in text) == (name not in _BY_NAME)
     with pytest.raises(PlanError, match="adds up over" if "adds up" in name else "cannot be known"):
         _ignored(UNKNOWN[name])
 
