@@ -56,12 +56,13 @@ def read_model(model: Model, inputs: object, loss: object, options: LoadOptions)
             got=type(model).__name__,
             want="an nn.Module, or a path: net.onnx, net.pt2, file.py:factory",
         )
-    if inputs is not None:
+    objects = {"inputs": inputs, "loss": None if options.loss else loss}
+    if unread := [f"{n} of type {type(v).__name__}" for n, v in objects.items() if v is not None]:
         raise FrontendError(
-            "a model that is read from a path brings its example inputs",
+            "a model that is read from a path brings its example inputs, and its loss has a path",
             where=os.fspath(model),
-            got=f"inputs of type {type(inputs).__name__}",
-            hint="give the shape instead: shapes={'input': (8, 64)}",
+            got=", ".join(unread),
+            hint="give the shape instead: shapes={'input': (8, 64)}; loss='file.py:function'",
         )
     return load_model(os.fspath(model), options)
 
@@ -76,10 +77,9 @@ def read_cluster(devices: Devices) -> Cluster:
         return devices
     if isinstance(devices, os.PathLike) or (isinstance(devices, str) and ".toml" in devices):
         return load_cluster(Path(devices))
-    if isinstance(devices, str):
-        return parse_cluster(devices)
-    if isinstance(devices, list | tuple) and devices and all(isinstance(d, str) for d in devices):
-        return parse_cluster(",".join(devices))
+    kinds = [devices] if isinstance(devices, str) else devices
+    if isinstance(kinds, list | tuple) and kinds and all(isinstance(d, str) for d in kinds):
+        return parse_cluster(",".join(kinds))
     raise ClusterError(
         "these are no devices",
         got=repr(devices),

@@ -18,6 +18,7 @@ A backward node belongs to the layer whose forward made its autograd node.
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -35,7 +36,7 @@ from pipec.autodiff.tidy import (
     separate_convolutions,
     views_to_reshape,
 )
-from pipec.errors import GraphError
+from pipec.errors import GraphError, first_line
 from pipec.graph.eager import keep_absent
 from pipec.graph.ir import Graph, InputKind, Origin, OutputKind, flat_tensors, origin
 from pipec.graph.torch_private import FakeTensorMode, OpOverload, graph_being_traced, is_mutable
@@ -121,9 +122,13 @@ def _joint_function(
         if not gradients or not wanted:
             labels.finish()
             return tuple(outs)
-        grads: tuple[torch.Tensor | None, ...] = torch.autograd.grad(
-            [outs[k] for k in gradients], [ins[k] for k in wanted], args[n:], allow_unused=True
-        )
+        ends, starts = [outs[k] for k in gradients], [ins[k] for k in wanted]
+        grads: list[torch.Tensor | None] = []
+        try:
+            grads += torch.autograd.grad(ends, starts, args[n:], allow_unused=True)
+        except RuntimeError as error:  # an op without a formula is found when its turn comes
+            what = "the model cannot be differentiated"
+            raise GraphError(what, where=labels.current, got=first_line(error)) from None
         for k, g in zip(wanted, grads, strict=True):
             if g is not None and g.layout is not torch.strided:
                 raise GraphError(
@@ -171,7 +176,7 @@ class OriginTracer:
     """
 
     def __init__(self) -> None:
-        self._current: Origin | None = None
+        self.current: Origin | None = None
         self._last: fx.Node | None = None
         self._known: set[GradNode] = set()
 
@@ -182,19 +187,15 @@ class OriginTracer:
     def enter(self, new: Origin) -> None:
         """Label what was traced since the last call, then work for ``new``."""
         self.finish()
-        self._current = new
+        self.current = new
 
     def finish(self) -> None:
         """Label what was traced since the last call."""
-        graph = graph_being_traced()
-        fresh = []
-        for node in reversed(graph.nodes):
-            if node is self._last:
-                break
-            fresh.append(node)
+        latest = reversed(graph_being_traced().nodes)
+        fresh = list(takewhile(lambda node: node is not self._last, latest))
         for node in fresh:
-            if self._current is not None and node.op == "call_function":
-                node.meta.setdefault("origin", self._current)
+            if self.current is not None and node.op == "call_function":
+                node.meta.setdefault("origin", self.current)
         if fresh:
             self._last = fresh[0]
 

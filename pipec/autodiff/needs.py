@@ -12,10 +12,9 @@ from pipec.graph.ir import Graph, InputKind, origin
 
 def trainable(graph: Graph) -> frozenset[str]:
     """Names of the parameters that are trained: real or complex, not ``requires_grad=False``."""
-    parameters = graph.inputs_of(InputKind.PARAMETER)
-    weights = [(i.name, graph.weights[i.name]) for i in parameters]
-    real = [(n, w) for n, w in weights if w.is_floating_point() or w.is_complex()]
-    return frozenset(n for n, w in real if w.requires_grad or not isinstance(w, nn.Parameter))
+    weights = {i.name: graph.weights[i.name] for i in graph.inputs_of(InputKind.PARAMETER)}
+    free = {n: w for n, w in weights.items() if w.requires_grad or not isinstance(w, nn.Parameter)}
+    return frozenset(n for n, w in free.items() if w.is_floating_point() or w.is_complex())
 
 
 def needs_grad(graph: Graph) -> frozenset[str]:
@@ -48,7 +47,7 @@ class _Watch(fx.Interpreter):
     def run_node(self, n: fx.Node) -> Any:
         try:
             result = super().run_node(n)
-        except (RuntimeError, NotImplementedError) as error:
+        except RuntimeError as error:
             raise GraphError(
                 "the model cannot be differentiated", where=f"{n.name}: {origin(n)}", got=error
             ) from None

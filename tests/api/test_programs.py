@@ -184,6 +184,10 @@ def test_arguments_of_another_type_are_refused(row: int) -> None:
     ("call", "words"),
     [
         (lambda: pipec.compile(_net()), "needs example inputs"),
+        (
+            lambda: pipec.compile("net.onnx", loss=nn.functional.mse_loss),
+            "loss of type function",
+        ),
         (lambda: pipec.compile("net.onnx", torch.zeros(1)), "brings its example inputs"),
         (lambda: pipec.compile(_net(), torch.zeros(1, 4), "2xh200x"), "h200"),
         (lambda: pipec.compile(_net(), torch.zeros(1, 4), "2xcpu", precison="int8"), "'precision'"),

@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
+from pipec.autodiff.differentiate import differentiate
+from pipec.errors import GraphError
 from pipec.frontends.base import LoadOptions
 from pipec.frontends.load import load
 from pipec.graph.ir import Graph, InputKind, OutputKind
@@ -145,3 +147,18 @@ def test_a_file_is_trained_like_the_same_module(tmp_path: Path) -> None:
             assert losses[k] == pytest.approx(float(loss.detach()), abs=1e-5)
         update.step()
     assert worst(pipeline.state_dict(), module.state_dict()) < 1e-4
+
+
+def test_a_node_that_an_engine_runs_is_named_where_its_gradient_is_needed(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Mul", ["x", "gain"], ["scaled"]),
+        helper.make_node(
+            "Resize", ["scaled", "", "s"], ["r"], name="small", mode="linear", antialias=1
+        ),
+        helper.make_node("ReduceMean", ["r", "axes"], ["y"], keepdims=0),
+    ]
+    weights = {"gain": torch.ones(3, 1, 1), "s": torch.tensor([1, 1, 0.5, 0.5])}
+    save(tmp_path / "net.onnx", nodes, {**weights, "axes": torch.tensor([2, 3])}, [2, 3, 4, 4])
+    graph = with_loss(tmp_path / "net.onnx")
+    with pytest.raises(GraphError, match="cannot be differentiated\n  where: Resize small"):
+        differentiate(graph, [graph])
