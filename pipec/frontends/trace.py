@@ -9,10 +9,12 @@ Parameters on ``meta`` are traced as fake CPU tensors, so that no node of the gr
 ``device=meta`` and a model of any size is traced without its weights.
 """
 
+import copy
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -28,11 +30,11 @@ from pipec.frontends.leaves import Call, name_tensors
 from pipec.frontends.lost import Watch, device_types, keep_state, no_lost_casts, no_lost_gradients
 from pipec.frontends.origins import OriginOf
 from pipec.frontends.regions import explicit_casts, explicit_no_grad
-from pipec.frontends.rows import find_growth
+from pipec.frontends.rows import draw, find_growth, is_small
 from pipec.graph.eager import swap_tensors
 from pipec.graph.ir import GROWTH, Graph, Source
 from pipec.graph.rules import verify
-from pipec.graph.torch_private import FakeTensorMode, quick_tracing
+from pipec.graph.torch_private import FakeTensorMode, quick_tracing, tree_leaves
 
 _ALONE = "it must run alone, model(*inputs), and its values must not decide what it computes"
 _EAGER = "parts of which that is not true can run as they are: --eager, eager=True"
@@ -134,11 +136,26 @@ class Flat(nn.Module):
         return self._names.outputs
 
     def find_growth(self, rows: int) -> list[float]:
-        """What the loss of one, two and three rows is where it adds up, after a call."""
+        """What the loss of one, two and three rows is where it adds up, after a call.
+
+        A model that computes its own loss is run for it, if it is small.
+        """
         if self._loss is None:
             return []
-        targets = self._loss.inputs.values()
-        return find_growth(self._loss, self._names.result, [*targets], rows, self.parameters())
+        outputs, self._names.result, self.watch = self._names.result, None, nullcontext
+        targets = [*self._loss.inputs.values()]
+
+        def apart(called: Any) -> Any:
+            """It may have state."""
+            return copy.deepcopy(called, {id(w): w for w in self.parameters()})
+
+        if not targets and is_small(self.parameters()):
+            # as in training, dropout would drop other numbers of each row
+            return find_growth(lambda *t: apart(self).eval()(*t)[0], [*self.inputs.values()], rows)
+        if not is_small(tree_leaves(outputs)):
+            return []
+        loss = self._loss
+        return find_growth(lambda y, *t: apart(loss)(y, t), [draw(outputs), *targets], rows)
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Outputs in the order of `outputs`; the loss first where there is one."""

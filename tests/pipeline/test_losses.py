@@ -12,9 +12,12 @@ from torch import Tensor
 
 import pipec
 from pipec.errors import BackendError, PlanError
-from pipec.frontends.rows import find_growth
-from pipec.frontends.trace import Loss
+from pipec.frontends.base import LoadOptions
+from pipec.frontends.leaves import Call
+from pipec.frontends.torch_module import from_module
+from pipec.frontends.trace import Flat, Loss
 from pipec.graph.ir import GROWTH, Graph
+from pipec.graph.printer import graph_to_python
 from pipec.graph.written import with_outputs
 from pipec.pipeline.valid import weights_of
 from pipec.plan.rules.verify import verify as check
@@ -146,11 +149,49 @@ class _Counting(torch.nn.Module):
         return (F.dropout(scores) - target).square().sum()
 
 
-def test_what_a_loss_is_of_more_rows_leaves_no_trace() -> None:
-    loss, before = _Counting(), torch.get_rng_state()
-    find_growth(Loss(loss, ROWS), ROWS, [ROWS], 4)
+class _Scored(torch.nn.Module):
+    """A model that computes its own loss."""
+
+    def __init__(self, loss: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.linear, self.norm, self.loss = torch.nn.Linear(8, 3), torch.nn.BatchNorm1d(3), loss
+
+    def forward(self, rows: Tensor, target: Tensor) -> dict[str, Tensor]:
+        """Scores and loss."""
+        scores = self.linear(rows)
+        with torch.no_grad():
+            nothing = 0 * self.norm(scores.repeat(2, 1))[::2]
+        return {"loss": self.loss(scores + nothing, target)}
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_what_a_loss_is_of_more_rows_leaves_no_trace(own: bool) -> None:
+    loss = _Counting()
+    call = Call(loss, (ROWS, ROWS), {}) if own else Call(torch.nn.Identity(), (ROWS,), {})
+    flat = (
+        Flat(loss, call, Loss(lambda x: x))
+        if own
+        else Flat(torch.nn.Identity(), call, Loss(loss, ROWS))
+    )
+    flat(*flat.inputs.values())
+    loss.calls.zero_()
+    before = torch.get_rng_state()
+    flat.find_growth(4)
     assert torch.equal(torch.get_rng_state(), before)
     assert not loss.calls
+
+
+@pytest.mark.parametrize(
+    "name", [*COMPARED, "adds up, times rows", "adds up, rows behind", "over a row"]
+)
+def test_a_model_that_computes_its_own_loss_is_judged_too(name: str) -> None:
+    loss = {**COMPARED, **COUNTED, **UNKNOWN}[name]
+    target = torch.rand(4, 3) if name in COMPARED else torch.zeros(4, dtype=torch.long)
+    batch = torch.randn(4, 8), target
+    model, options = _Scored(loss), LoadOptions(training=True)
+    found, again = (from_module(model, batch, options=options).graph for _ in range(2))
+    assert (GROWTH in found.source.options) == ("adds up" in name)
+    assert graph_to_python(found) == graph_to_python(again)
 
 
 @pytest.mark.parametrize("factor", [1.0, 0.5, -2.0])
