@@ -138,7 +138,8 @@ class Flat(nn.Module):
     def find_growth(self, rows: int) -> list[float]:
         """What the loss of one, two and three rows is where it adds up, after a call.
 
-        A model that computes its own loss is run for it, if it is small.
+        A small model is run for it; beside this the loss is called with random numbers in place of
+        the model's outputs.
         """
         if self._loss is None:
             return []
@@ -149,13 +150,14 @@ class Flat(nn.Module):
             """It may have state."""
             return copy.deepcopy(called, {id(w): w for w in self.parameters()})
 
-        if not targets and is_small(self.state_dict().values()):
+        loss, found = self._loss, list[float]()
+        if is_small(self.state_dict().values()):
             # as in training, dropout would drop other numbers of each row
-            return find_growth(lambda *t: apart(self).eval()(*t)[0], [*self.inputs.values()], rows)
-        if not is_small(tree_leaves(outputs)):
-            return []
-        loss = self._loss
-        return find_growth(lambda y, *t: apart(loss)(y, t), [draw(outputs), *targets], rows)
+            whole = [*self.inputs.values()]
+            found = find_growth(lambda *t: apart(self).eval()(*t)[0], whole, rows)
+        if not found and is_small(tree_leaves(outputs)):
+            found = find_growth(lambda y, *t: apart(loss)(y, t), [draw(outputs), *targets], rows)
+        return found
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Outputs in the order of `outputs`; the loss first where there is one."""
