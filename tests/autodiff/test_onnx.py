@@ -1,5 +1,7 @@
 """A model is trained from its ONNX file."""
 
+import contextlib
+import io
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -147,6 +149,51 @@ def test_a_file_is_trained_like_the_same_module(tmp_path: Path) -> None:
             assert losses[k] == pytest.approx(float(loss.detach()), abs=1e-5)
         update.step()
     assert worst(pipeline.state_dict(), module.state_dict()) < 1e-4
+
+
+class Noted(nn.Module):
+    """A table, a constant and scales, which are no parameters; a number, which is one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.end, self.gain = nn.Linear(8, 3), nn.Parameter(torch.tensor(1.5))
+        self.table: torch.Tensor
+        self.register_buffer("table", torch.randn(5, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x * self.table
+        y = y + self.layer(y, y, y, need_weights=False)[0] * torch.tensor([1.0, 2.0] * 4)
+        result: torch.Tensor = self.gain * self.end(y).mean(1)
+        return result
+
+
+def test_what_torch_exported_is_trained_as_its_module(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module = Noted().eval()
+    for p in module.parameters():  # equal weights of an export are one
+        nn.init.normal_(p, std=0.3)
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
+        path = tmp_path / "model.onnx"
+        torch.onnx.export(module, (torch.randn(2, 5, 8),), path, input_names=["x"], dynamo=True)
+        graph = with_loss(path)
+    plan = staged_graph(graph, cut(graph, 2))
+    xs, targets = torch.randn(12, 2, 5, 8), torch.randint(0, 3, (12, 2))
+    pipeline = LocalPipeline(
+        plan, lambda k: {"x": xs[k], "target": targets[k]},
+        Settings(lambda p: torch.optim.SGD(p, lr=0.1)), schedule=scheduled(plan, "1f1b", 4),
+    )  # fmt: skip
+    losses, update = pipeline.run(3), torch.optim.SGD(module.parameters(), lr=0.1)
+    for step in range(3):
+        update.zero_grad()
+        for k in range(4 * step, 4 * step + 4):
+            loss = F.cross_entropy(module(xs[k]), targets[k])
+            (loss / 4).backward()
+            assert losses[k] == pytest.approx(float(loss.detach()), abs=1e-5)
+        update.step()
+    assert torch.equal(pipeline.state_dict()["table"], module.table)
+    assert pipeline.state_dict()["gain"] == pytest.approx(float(module.gain.detach()), abs=1e-5)
 
 
 def test_a_node_that_an_engine_runs_is_named_where_its_gradient_is_needed(tmp_path: Path) -> None:

@@ -24,11 +24,10 @@ from pipec.frontends.onnx.paired import replace_paired
 from pipec.frontends.onnx.reader import ModelFile, read
 from pipec.frontends.onnx.recorder import Recorder
 from pipec.frontends.onnx.refusals import Demand, Refused, Way, worst
-from pipec.frontends.onnx.slots import find_pinned, statistics
-from pipec.frontends.onnx.values import TORCH_OF_ONNX, Type, Value, type_of
+from pipec.frontends.onnx.slots import find_pinned, kinds_of
+from pipec.frontends.onnx.values import Type, Value, type_of
 from pipec.frontends.onnx.weights import Weights
 from pipec.graph.arrays import Array, has_torch_type
-from pipec.graph.ir import InputKind
 from pipec.graph.torch_private import (
     FakeTensorMode,
     below_autograd,
@@ -126,13 +125,12 @@ class _Run:
         self.result = Evaluation(model, inputs, weights, recorder)
         traced = {n: v for n, v in inputs.items() if isinstance(v, Tensor)}
         small = {n for n, v in traced.items() if v.dim() <= 1 and v.numel() <= _SMALL}
-        trainable = {n for n in model.initializers if n not in pinned and is_weight(model, n)}
-        self.trainable = trainable
+        self.held = {n: kind for n, kind in kinds_of(model).items() if n not in pinned}
         self.interpreter = Interpreter(
             weights,
             recorder,
             pinned=pinned,
-            bindable=frozenset((small | trainable) - wanted),
+            bindable=frozenset((small | self.held.keys()) - wanted),
             sized=sized,
         )
         self.refusals: list[str] = []
@@ -154,17 +152,13 @@ class _Run:
 
     def _enter(self, frame: Frame) -> None:
         graph = self.model.proto.graph
-        stats, read = statistics(graph), {o.name for o in graph.output}
-        read.update(name for node in graph.node for name in reads(node))
-        for name in self.model.initializers:
-            if name not in read:
-                continue
-            if name in self.trainable:
-                kind = InputKind.BUFFER if name in stats else InputKind.PARAMETER
+        read = {n for node in graph.node for n in reads(node)} | {o.name for o in graph.output}
+        for name in (n for n in self.model.initializers if n in read):
+            if name in self.held:
                 with without_modes():
                     real = self.model.tensor(name)
                 again = partial(self.model.tensor, name)
-                live = self.result.weights.add(name, real, kind, again)
+                live = self.result.weights.add(name, real, self.held[name], again)
                 self.interpreter.bind(frame, name, live, source=name)
             else:
                 self.interpreter.bind(frame, name, self.model.array(name))
@@ -230,18 +224,9 @@ class _Run:
             self.result.outputs[output.name] = value
             if isinstance(value, np.ndarray) and has_torch_type(value):
                 made = self.interpreter.lift(value)
-                if made is None:
-                    made = self.result.weights.constant(output.name, value)
-                self.result.yielded[output.name] = made
-            elif isinstance(value, Tensor):
+                value = self.result.weights.constant(output.name, value) if made is None else made
+            if isinstance(value, Tensor):
                 self.result.yielded[output.name] = value
-
-
-def is_weight(model: ModelFile, name: str) -> bool:
-    """Whether an initialiser is a tensor of floats of rank 1 or more: something to train."""
-    proto = model.initializers[name]
-    dtype = TORCH_OF_ONNX.get(proto.data_type)
-    return dtype is not None and dtype.is_floating_point and len(proto.dims) > 0
 
 
 def describe(node: NodeProto, index: int) -> str:

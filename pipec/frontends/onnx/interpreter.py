@@ -296,14 +296,10 @@ def _bind_attributes(body: FunctionProto, node: NodeProto, defaults: Attributes)
 
 def _bind(nodes: Sequence[NodeProto], given: Attributes) -> None:
     for node in nodes:
-        kept = []
-        for a in node.attribute:
-            if not a.ref_attr_name:
-                kept.append(a)
-            elif a.ref_attr_name in given:
-                value = deepcopy(given[a.ref_attr_name])
-                value.name = a.name
-                kept.append(value)
+        kept = [deepcopy(given.get(a.ref_attr_name, a)) for a in node.attribute]
+        for a, value in zip(node.attribute, kept, strict=True):
+            value.name = a.name
+        kept = [a for a in kept if not a.ref_attr_name]
         for a in kept:
             for graph in (a.g, *a.graphs):
                 _bind(graph.node, given)

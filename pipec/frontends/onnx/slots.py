@@ -1,11 +1,14 @@
 """Which known values are weights: what stands in the weight slot of an op, under its own name."""
 
+import re
+
 import numpy as np
 import onnx
 
 from pipec.frontends.onnx.context import LOWERINGS, Context
 from pipec.frontends.onnx.frame import shorten_domain
-from pipec.frontends.onnx.values import Value, is_known
+from pipec.frontends.onnx.reader import ModelFile
+from pipec.frontends.onnx.values import TORCH_OF_ONNX, Value, is_known
 from pipec.graph.ir import InputKind
 
 _WEIGHTS: dict[str, tuple[int, ...]] = {
@@ -26,6 +29,8 @@ _VECTORS = {"Mul": (0, 1), "Add": (0, 1)}
 """Here a known vector is a per-channel scale or shift; a known matrix may be a mask or a table."""
 
 _STATISTICS = {"BatchNormalization": (3, 4)}
+_SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
+_FOLDED = "pkg.onnxscript.optimizer.folded_from"
 
 
 def promote(ctx: Context, values: list[Value]) -> list[Value]:
@@ -63,14 +68,27 @@ def _kind(op: str, k: int, value: Value) -> InputKind | None:
     return InputKind.PARAMETER if k in _VECTORS.get(op, ()) and is_vector else None
 
 
-def statistics(graph: onnx.GraphProto) -> frozenset[str]:
-    """Names in the slots of fixed statistics: buffers, not parameters."""
-    return frozenset(
-        name
-        for node in graph.node
-        for k, name in enumerate(node.input)
-        if k in _STATISTICS.get(node.op_type, ()) and not shorten_domain(node.domain)
-    )
+def kinds_of(model: ModelFile) -> dict[str, InputKind]:
+    """Initialisers that are weights: parameters are trained, buffers are not.
+
+    What `torch.onnx` notes of the module counts, also of what it folded. Where it notes nothing,
+    tensors of floats of rank 1 or more are parameters, but for fixed statistics.
+    """
+    graph, found = model.proto.graph, dict[str, InputKind]()
+    signature = "".join(p.value for p in graph.metadata_props if p.key == _SIGNATURE)
+    kinds = re.findall(r": (PARAMETER|BUFFER|CONSTANT_TENSOR) target='(.*?)'", signature)
+    own = {name: kind == "PARAMETER" for kind, name in kinds}
+    notes = [(v.name, p) for v in graph.value_info for p in v.metadata_props if own]
+    made = {name: re.findall("'(.*?)'", p.value) for name, p in notes if p.key == _FOLDED}
+    trained = own | {name: any(map(own.get, names)) for name, names in made.items()}
+    for node in graph.node:
+        fixed = () if shorten_domain(node.domain) else _STATISTICS.get(node.op_type, ())
+        trained.update({name: False for k, name in enumerate(node.input) if k in fixed})
+    for name, proto in model.initializers.items():
+        dtype = TORCH_OF_ONNX.get(proto.data_type)
+        if dtype and dtype.is_floating_point and (proto.dims or trained.get(name)):
+            found[name] = InputKind.PARAMETER if trained.get(name, True) else InputKind.BUFFER
+    return found
 
 
 def find_pinned(graph: onnx.GraphProto) -> frozenset[str]:
