@@ -196,6 +196,26 @@ def test_what_torch_exported_is_trained_as_its_module(tmp_path: Path) -> None:
     assert pipeline.state_dict()["gain"] == pytest.approx(float(module.gain.detach()), abs=1e-5)
 
 
+@pytest.mark.parametrize("op", ["SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"])
+def test_weights_of_classes_in_a_files_loss_are_not_trained(op: str, tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["scores"]),
+        helper.make_node("LogSoftmax", ["scores"], ["logs"], axis=-1),
+        helper.make_node(op, ["logs", "target", "classes"], ["y"], ignore_index=2),
+    ]
+    torch.manual_seed(0)
+    w, classes, target = torch.randn(8, 3), torch.tensor([0.5, 2, 1]), torch.tensor([1, 2, 0, 1])
+    save(tmp_path / "net.onnx", nodes, {"w": w, "classes": classes, "target": target}, [4, 8])
+    graph = load(str(tmp_path / "net.onnx"), LoadOptions(training=True)).graph
+    chain, x = chained(graph, 1), torch.randn(4, 8)
+    saved, values, _ = forward(chain, {"x": x})
+    grads = backward(chain, saved, "y", torch.ones(()), split=False)
+    loss = F.cross_entropy(x @ w.requires_grad_(), target, classes, ignore_index=2)
+    torch.testing.assert_close(values["y"], loss.detach())
+    assert grads.keys() == {"w"}
+    torch.testing.assert_close(grads["w"], torch.autograd.grad(loss, w)[0])
+
+
 def test_a_node_that_an_engine_runs_is_named_where_its_gradient_is_needed(tmp_path: Path) -> None:
     nodes = [
         helper.make_node("Mul", ["x", "gain"], ["scaled"]),

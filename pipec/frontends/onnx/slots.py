@@ -28,7 +28,8 @@ _WEIGHTS: dict[str, tuple[int, ...]] = {
 _VECTORS = {"Mul": (0, 1), "Add": (0, 1)}
 """Here a known vector is a per-channel scale or shift; a known matrix may be a mask or a table."""
 
-_STATISTICS = {"BatchNormalization": (3, 4)}
+_FIXED: dict[str, tuple[int, ...]] = {"BatchNormalization": (3, 4)}
+_FIXED |= {"SoftmaxCrossEntropyLoss": (2,), "NegativeLogLikelihoodLoss": (2,)}
 _SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
 _FOLDED = "pkg.onnxscript.optimizer.folded_from"
 
@@ -41,7 +42,7 @@ def promote(ctx: Context, values: list[Value]) -> list[Value]:
     node whose inputs are all known stay as they are.
     """
     op = ctx.node.op_type
-    if shorten_domain(ctx.node.domain) or op not in _STATISTICS | _WEIGHTS | _VECTORS:
+    if shorten_domain(ctx.node.domain) or op not in _FIXED | _WEIGHTS | _VECTORS:
         return values
     if all(map(is_known, values)):
         return values
@@ -60,7 +61,7 @@ def _kind(op: str, k: int, value: Value) -> InputKind | None:
         return None
     if value.dtype.kind != "f" and value.dtype.name != "bfloat16":
         return None
-    if k in _STATISTICS.get(op, ()):
+    if k in _FIXED.get(op, ()):
         return InputKind.BUFFER
     if k in _WEIGHTS.get(op, ()):
         return InputKind.PARAMETER
@@ -82,7 +83,7 @@ def kinds_of(model: ModelFile) -> dict[str, InputKind]:
     made = {name: re.findall("'(.*?)'", p.value) for name, p in notes if p.key == _FOLDED}
     trained = own | {name: any(map(own.get, names)) for name, names in made.items()}
     for node in graph.node:
-        fixed = () if shorten_domain(node.domain) else _STATISTICS.get(node.op_type, ())
+        fixed = () if shorten_domain(node.domain) else _FIXED.get(node.op_type, ())
         trained.update({name: False for k, name in enumerate(node.input) if k in fixed})
     for name, proto in model.initializers.items():
         dtype = TORCH_OF_ONNX.get(proto.data_type)
