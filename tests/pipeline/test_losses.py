@@ -14,6 +14,7 @@ import pipec
 from pipec.errors import BackendError, PlanError
 from pipec.frontends.base import LoadOptions
 from pipec.frontends.leaves import Call
+from pipec.frontends.rows import find_growth
 from pipec.frontends.torch_module import from_module
 from pipec.frontends.trace import Flat, Loss
 from pipec.graph.ir import GROWTH, Graph
@@ -192,6 +193,43 @@ def test_a_model_that_computes_its_own_loss_is_judged_too(name: str) -> None:
     found, again = (from_module(model, batch, options=options).graph for _ in range(2))
     assert (GROWTH in found.source.options) == ("adds up" in name)
     assert graph_to_python(found) == graph_to_python(again)
+
+
+ONE = torch.rand(4, 3) * 0.8 + 0.1
+CLASSES = torch.tensor([0, 2, 1, 1])
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "BCELoss": torch.sigmoid,
+    "NLLLoss": lambda y: y.log_softmax(-1),
+    "KLDivLoss": lambda y: y.log_softmax(-1),
+}
+TARGETS: dict[str, tuple[Tensor, ...]] = {
+    **dict.fromkeys(["CrossEntropyLoss", "NLLLoss", "MultiMarginLoss"], (CLASSES,)),
+    **dict.fromkeys(["SoftMarginLoss", "HingeEmbeddingLoss"], (SIGNS,)),
+    **dict.fromkeys(["L1Loss", "MSELoss", "SmoothL1Loss", "HuberLoss", "BCELoss", "KLDivLoss",
+                     "BCEWithLogitsLoss", "PoissonNLLLoss"], (ONE,)),
+    "MultiLabelSoftMarginLoss": (ONE.round(),),
+    "MultiLabelMarginLoss": (torch.tensor([[2, 0, -1]] * 4),),
+    "CosineEmbeddingLoss": (ONE.flip(0), torch.ones(4)),
+    "MarginRankingLoss": (ONE.flip(0), SIGNS),
+    "TripletMarginLoss": (ONE.flip(0), 1 - ONE),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_torchs_own_losses_are_told_apart_by_their_reduction(name: str) -> None:
+    """In one model, and alone, as for a model that is too large to be run."""
+    activation, target = ACTIVATIONS.get(name, torch.clone), TARGETS[name]
+    model, rows = torch.nn.Linear(8, 3), torch.randn(4, 8)
+    for reduction in ("mean", "sum"):
+        made: Callable[..., Tensor] = getattr(torch.nn, name)(reduction=reduction)
+
+        def loss(y: Tensor, *t: Tensor, made: Callable[..., Tensor] = made) -> Tensor:
+            return made(activation(y), *t)
+
+        graph = from_module(model, rows, (loss, target)).graph
+        assert (GROWTH in graph.source.options) == (reduction == "sum")
+        alone = find_growth(loss, [0.7 * ONE + 0.1, *target], 4)
+        assert bool(alone) == (reduction == "sum")
 
 
 @pytest.mark.parametrize("factor", [1.0, 0.5, -2.0])
