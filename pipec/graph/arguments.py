@@ -179,8 +179,8 @@ def _attention(have: Given) -> Broken:
     if len(q) != 4 or 0 in (*q, *k, *v):
         yield "query", tuple(q), "(samples, heads, words, size), not empty"
         return
-    for name, shape, words in (("key", k, k[2:3]), ("value", v, k[2:3])):
-        want = (*q[:2], *words, q[3])
+    want = (q[0], k[1] if q[1] % k[1] == 0 else q[1], k[2], q[3])  # heads may share keys
+    for name, shape in (("key", k), ("value", v)):
         if tuple(shape) != want:
             yield name, tuple(shape), want
     mask, whole = _shape(have["attn_mask"]), (*q[:2], q[2], k[2])

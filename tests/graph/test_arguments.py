@@ -63,6 +63,7 @@ SOUND_AND_HOSTILE = {
     "_scaled_dot_product_flash_attention_for_cpu.default": (
         attention(),
         attention(heads=3),
+        attention(heads=1),  # of the keys alone
         attention(mask=3),
     ),
     "_scaled_dot_product_flash_attention_for_cpu_backward.default": (
@@ -107,6 +108,32 @@ def test_a_batch_of_no_samples_is_pooled_as_eager_torch_does(pool: nn.Module) ->
     report = pipec.verify(plan, model, x, loss=loss)
     assert report.ok
     assert {b.name for b in report.boundaries if b.kind == "gradient"} == {"0.weight", "0.bias"}
+
+
+class Grouped(nn.Module):
+    """Attention of four heads, of which two share keys and values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.Linear(8, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        heads = self.parts(x).unflatten(-1, (8, 2)).transpose(1, 2)
+        q, k, v = heads.split([4, 2, 2], 1)
+        found: torch.Tensor = nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+        return found
+
+
+def test_heads_that_share_keys_are_trained() -> None:
+    torch.manual_seed(0)
+    model, x = Grouped(), torch.randn(2, 5, 8)
+    plan = pipec.compile(model, x, "1xcpu", loss=lambda y: y.square().mean())
+    report = pipec.verify(plan, model, x, loss=lambda y: y.square().mean())
+    assert report.ok
+    assert {b.name for b in report.boundaries if b.kind == "gradient"} == {
+        "parts.weight",
+        "parts.bias",
+    }
 
 
 def test_the_error_names_node_argument_and_want() -> None:
