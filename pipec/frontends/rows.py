@@ -16,14 +16,14 @@ from pipec.frontends.base import quiet, user_code
 from pipec.graph.torch_private import tree_map
 
 _MOST = 2**24
-"""Numbers in a model's outputs, or its weights, above which its loss is not computed."""
+"""Weights, or values of one row, above which a model, or its loss, is not computed."""
 _NOISE = 1e-4
 """Growth that may be rounding, as a share of the loss, which is computed in float32."""
 
 
-def is_small(values: Iterable[object]) -> bool:
-    """Whether the tensors among these have few enough numbers to compute a loss with them."""
-    return sum(v.numel() for v in values if isinstance(v, Tensor)) <= _MOST
+def is_small(values: Iterable[object], rows: int = 1) -> bool:
+    """Whether the tensors among these, of so many rows, have few enough numbers to compute them."""
+    return sum(v.numel() for v in values if isinstance(v, Tensor)) <= _MOST * rows
 
 
 def draw(values: object) -> object:

@@ -32,7 +32,7 @@ from pipec.frontends.origins import OriginOf
 from pipec.frontends.regions import explicit_casts, explicit_no_grad
 from pipec.frontends.rows import draw, find_growth, is_small
 from pipec.graph.eager import swap_tensors
-from pipec.graph.ir import GROWTH, Graph, Source
+from pipec.graph.ir import GROWTH, Graph, Source, tensors
 from pipec.graph.rules import verify
 from pipec.graph.torch_private import FakeTensorMode, quick_tracing, tree_leaves
 
@@ -135,8 +135,8 @@ class Flat(nn.Module):
         """Names of the outputs of the last call."""
         return self._names.outputs
 
-    def find_growth(self, rows: int) -> list[float]:
-        """What the loss of one, two and three rows is where it adds up, after a call.
+    def find_growth(self, graph: Graph) -> list[float]:
+        """What the loss of one, two and three rows is where it adds up, after it was traced.
 
         A small model is run for it; beside this the loss is called with random numbers in place of
         the model's outputs.
@@ -150,12 +150,13 @@ class Flat(nn.Module):
             """It may have state."""
             return copy.deepcopy(called, {id(w): w for w in self.parameters()})
 
-        loss, found = self._loss, list[float]()
-        if is_small(self.state_dict().values()):
+        loss, rows, found = self._loss, graph.rows, list[float]()
+        values = [t for n in graph.calls for t in tensors(n)]
+        if is_small(self.state_dict().values()) and is_small(values, rows):
             # as in training, dropout would drop other numbers of each row
             whole = [*self.inputs.values()]
             found = find_growth(lambda *t: apart(self).eval()(*t)[0], whole, rows)
-        if not found and is_small(tree_leaves(outputs)):
+        if not found and is_small(tree_leaves(outputs), rows):
             found = find_growth(lambda y, *t: apart(loss)(y, t), [draw(outputs), *targets], rows)
         return found
 
@@ -237,7 +238,7 @@ def trace(
     )
     graph = clean_graph(Traced.of(decomposed), naming, source, differentiable=differentiable)
     verify(graph, "traced model")
-    growth = {GROWTH: g} if (g := flat.find_growth(graph.rows)) else {}
+    growth = {GROWTH: g} if (g := flat.find_growth(graph)) else {}
     return replace(graph, source=replace(source, options={**source.options, **growth}))
 
 

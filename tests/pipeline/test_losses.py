@@ -16,8 +16,8 @@ from pipec.frontends.base import LoadOptions
 from pipec.frontends.leaves import Call
 from pipec.frontends.rows import find_growth
 from pipec.frontends.torch_module import from_module
-from pipec.frontends.trace import Flat, Loss
-from pipec.graph.ir import GROWTH, Graph
+from pipec.frontends.trace import Flat, Loss, trace
+from pipec.graph.ir import GROWTH, Graph, Source
 from pipec.graph.printer import graph_to_python
 from pipec.graph.written import with_outputs
 from pipec.pipeline.valid import weights_of
@@ -174,10 +174,11 @@ def test_what_a_loss_is_of_more_rows_leaves_no_trace(own: bool) -> None:
         if own
         else Flat(torch.nn.Identity(), call, Loss(loss, ROWS))
     )
+    graph = trace(torch.nn.Identity(), (ROWS,), source=Source("memory", ""))
     flat(*flat.inputs.values())
     loss.calls.zero_()
     before = torch.get_rng_state()
-    flat.find_growth(4)
+    flat.find_growth(graph)
     assert torch.equal(torch.get_rng_state(), before)
     assert not loss.calls
 
