@@ -104,8 +104,8 @@ class Retraced:
                 got=_shapes(inputs),
                 hint="compile for this shape, or make batches of one shape",
             )
-        made = made.replace(slots=self.plan.slots)
-        return Program.of(made, self.plan.schedule)
+        slots = () if self.plan.order.placement.separate else self.plan.slots  # else all is moved
+        return Program.of(made.replace(slots=slots), self.plan.schedule)
 
     def _as_compiled(self, inputs: Mapping[str, torch.Tensor]) -> Graph:
         outputs = any(o.kind.name == "OUTPUT" for o in self.plan.graph.outputs)

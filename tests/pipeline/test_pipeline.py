@@ -111,6 +111,26 @@ def test_ragged_batches_train_as_one_process_does(schedule: str) -> None:
         torch.testing.assert_close(weights[name], want, rtol=1e-6, atol=1e-6)
 
 
+def test_what_another_shape_saves_reaches_the_device_of_its_backward() -> None:
+    """Of one row torch transposes nothing, and so writes and saves other nodes."""
+    torch.manual_seed(0)
+    mean = lambda y: y.square().mean()  # noqa: E731
+    layers = [nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True) for _ in range(2)]
+    model, x, found = nn.Sequential(*layers), torch.randn(12, 5, 8), []
+    for schedule in ("pipefb{saved=host}", "pipefb{saved=direct}"):
+        plan = pipec.compile(
+            model, x[:4], "4xcpu", loss=mean, schedule=schedule, stages=2, microbatches=3,
+            autocast="bfloat16",
+        )  # fmt: skip
+        with Pipeline(plan, optimizer=sgd, model=model, loss=mean) as pipeline:
+            for rows in (12, 9, 12):
+                pipeline.step({"input": x[:rows]})
+            pipeline.drain()
+            found.append(pipeline.state_dict() or {})
+    host, direct = found
+    assert all(torch.equal(host[n], w) for n, w in direct.items())
+
+
 @pytest.mark.parametrize("schedule", ["pipedream", "pipemare"])
 def test_tensors_may_be_filled_anew_while_microbatches_are_under_way(schedule: str) -> None:
     model, found = Tagger(), []
