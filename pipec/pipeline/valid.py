@@ -41,6 +41,8 @@ _SHAPES = "stack cat select expand squeeze unsqueeze view reshape"
 _FACTORS = "mul div add sub rsub neg lerp where mean pow square sqrt exp"
 _LINEAR = (*(f"aten.{n}." for n in f"{_SHAPES} {_FACTORS}".split()), *_SUMS, *_PRODUCTS)
 """Ops on scalars through which a sum stays a sum."""
+_ADDED = ("aten.add.", "aten.sub.", "aten.rsub.")
+_SCALED = ("aten.mul.", "aten.div.", "aten.neg.", *_PASSED)
 _BOUNDED = ("aten.clamp", "aten.maximum.")
 
 
@@ -227,12 +229,24 @@ def _reduction(node: object, rows: int, through: tuple[str, ...] = ("",)) -> int
 
 
 def _quotient(graph: Graph, node: fx.Node, compiled: int, rows: Count) -> Count | None:
-    """What a sum is divided by, or a mean, which is a sum over the number of rows, by another."""
-    above, below = (_reduction(n, compiled) for n in node.args[:2])
-    count = _divisor(graph, node.args[1]) if above == _SUM or above == below == _MEAN else None
-    if count is None or above == _SUM:
-        return count
-    return lambda inputs: count(inputs) * rows(inputs)
+    """What sums are divided by, or means, which are sums over the number of rows, by another.
+
+    What divides says which: a loss that is a mean has the same kind above, up to a constant.
+    """
+    below = _reduction(node.args[1], compiled)
+    count = _divisor(graph, node.args[1])
+    if count is None or below is None or _reductions(node.args[0], compiled) - {_SUM, _MEAN}:
+        return None
+    return count if below == _SUM else lambda inputs: count(inputs) * rows(inputs)
+
+
+def _reductions(node: object, rows: int) -> set[int | None]:
+    """Sums or means that a value is added up from, whatever constants they are times."""
+    if isinstance(node, fx.Node) and node.op == "call_function":
+        name, read = op_name(node), node.all_input_nodes
+        if name.startswith(_ADDED) or (len(read) == 1 and name.startswith(_SCALED)):
+            return set[int | None]().union(*(_reductions(n, rows) for n in read))
+    return {_reduction(node, rows)}
 
 
 def _divisor(graph: Graph, node: object) -> Count | None:

@@ -279,6 +279,21 @@ COUNTED: dict[str, Callable[..., Tensor]] = {
         / (WEIGHTS[t.clamp(min=0)] * (t >= 0)).mean()
     ),
     "columns over rows": lambda y, _: (y.square().sum(0) / len(y)).mean(),
+    "two sums over one count": lambda y, t: (
+        (LOSS(y, t, reduction="sum") + 0.1 * (y.square().mean(1) * (t >= 0)).sum()) / (t >= 0).sum()
+    ),
+    "a difference over one count": lambda y, t: (
+        (LOSS(y, t, reduction="sum") - 0.1 * (y.tanh().mean(1) * (t >= 0)).sum()) / (t >= 0).sum()
+    ),
+    "a mean times its numbers": lambda y, t: (
+        LOSS(y, t, reduction="none").mean() * t.numel() / (t >= 0).sum()
+    ),
+    "a hundredth": lambda y, t: (
+        LOSS(y, t) + 0.01 * (y.square().mean(1) * (t >= 0)).sum() / (t >= 0).sum()
+    ),
+    "a half": lambda y, t: (
+        0.25 * LOSS(y, t, reduction="sum") / (t >= 0).sum() + 0.5 * LOSS(y, t)
+    ),
     "row by row": lambda y, t: (
         torch.stack([F.cross_entropy(a, b.clamp(min=0)) for a, b in zip(y, t, strict=True)]).mean()
     ),
