@@ -233,11 +233,11 @@ def _quotient(graph: Graph, node: fx.Node, compiled: int, rows: Count) -> Count 
 
     What divides says which: a loss that is a mean has the same kind above, up to a constant.
     """
-    below = _reduction(node.args[1], compiled)
+    above, below = _reductions(node.args[0], compiled), _reduction(node.args[1], compiled)
     count = _divisor(graph, node.args[1])
-    if count is None or below is None or _reductions(node.args[0], compiled) - {_SUM, _MEAN}:
+    if count is None or above - {_SUM, _MEAN} or (below is None and _MEAN in above):
         return None
-    return count if below == _SUM else lambda inputs: count(inputs) * rows(inputs)
+    return (lambda inputs: count(inputs) * rows(inputs)) if below == _MEAN else count
 
 
 def _reductions(node: object, rows: int) -> set[int | None]:

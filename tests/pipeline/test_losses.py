@@ -288,6 +288,12 @@ COUNTED: dict[str, Callable[..., Tensor]] = {
     "a mean times its numbers": lambda y, t: (
         LOSS(y, t, reduction="none").mean() * t.numel() / (t >= 0).sum()
     ),
+    "at least one": lambda y, t: (
+        LOSS(y, t, reduction="sum") / torch.maximum((t >= 0).sum(), torch.tensor(1))
+    ),
+    "two added counts": lambda y, t: (
+        LOSS(y, t, reduction="sum") / ((t >= 0).sum() + (t == 1).sum())
+    ),
     "a hundredth": lambda y, t: (
         LOSS(y, t) + 0.01 * (y.square().mean(1) * (t >= 0)).sum() / (t >= 0).sum()
     ),
