@@ -127,6 +127,32 @@ def test_gradients_of_a_file_are_those_of_the_same_module(
     assert worst(grads, expected) < 1e-5
 
 
+def train_beside(
+    graph: Graph,
+    stages: int,
+    module: nn.Module,
+    optimizer: Callable[..., torch.optim.Optimizer],
+    xs: torch.Tensor,
+    targets: torch.Tensor,
+) -> dict[str, torch.Tensor]:
+    """Train a file's graph and its module on four microbatches a step: the graph's weights."""
+    plan = staged_graph(graph, cut(graph, stages))
+    pipeline = LocalPipeline(
+        plan, lambda k: {"x": xs[k], "target": targets[k]}, Settings(optimizer),
+        schedule=scheduled(plan, "1f1b", 4),
+    )  # fmt: skip
+    losses, update = pipeline.run(len(xs) // 4), optimizer(module.parameters())
+    for step in range(len(xs) // 4):
+        update.zero_grad()
+        for k in range(4 * step, 4 * step + 4):
+            loss = F.cross_entropy(module(xs[k]), targets[k])
+            (loss / 4).backward()
+            assert losses[k] == pytest.approx(float(loss.detach()), abs=1e-5)
+        update.step()
+    found: dict[str, torch.Tensor] = pipeline.state_dict()
+    return found
+
+
 def test_a_file_is_trained_like_the_same_module(tmp_path: Path) -> None:
     torch.manual_seed(0)
     module = cnn_file(tmp_path / "model.onnx")
@@ -134,21 +160,8 @@ def test_a_file_is_trained_like_the_same_module(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         graph = with_loss(tmp_path / "model.onnx")
-    plan = staged_graph(graph, cut(graph, 3))
-    pipeline = LocalPipeline(
-        plan, lambda k: {"x": xs[k], "target": targets[k]},
-        Settings(lambda p: torch.optim.Adam(p, lr=0.01)), schedule=scheduled(plan, "1f1b", 4),
-    )  # fmt: skip
-    losses = pipeline.run(2)
-    update = torch.optim.Adam(module.parameters(), lr=0.01)
-    for step in range(2):
-        update.zero_grad()
-        for k in range(4 * step, 4 * step + 4):
-            loss = F.cross_entropy(module(xs[k]), targets[k])
-            (loss / 4).backward()
-            assert losses[k] == pytest.approx(float(loss.detach()), abs=1e-5)
-        update.step()
-    assert worst(pipeline.state_dict(), module.state_dict()) < 1e-4
+    weights = train_beside(graph, 3, module, lambda p: torch.optim.Adam(p, lr=0.01), xs, targets)
+    assert worst(weights, module.state_dict()) < 1e-4
 
 
 class Noted(nn.Module):
@@ -178,22 +191,35 @@ def test_what_torch_exported_is_trained_as_its_module(tmp_path: Path) -> None:
         path = tmp_path / "model.onnx"
         torch.onnx.export(module, (torch.randn(2, 5, 8),), path, input_names=["x"], dynamo=True)
         graph = with_loss(path)
-    plan = staged_graph(graph, cut(graph, 2))
     xs, targets = torch.randn(12, 2, 5, 8), torch.randint(0, 3, (12, 2))
-    pipeline = LocalPipeline(
-        plan, lambda k: {"x": xs[k], "target": targets[k]},
-        Settings(lambda p: torch.optim.SGD(p, lr=0.1)), schedule=scheduled(plan, "1f1b", 4),
-    )  # fmt: skip
-    losses, update = pipeline.run(3), torch.optim.SGD(module.parameters(), lr=0.1)
-    for step in range(3):
-        update.zero_grad()
-        for k in range(4 * step, 4 * step + 4):
-            loss = F.cross_entropy(module(xs[k]), targets[k])
-            (loss / 4).backward()
-            assert losses[k] == pytest.approx(float(loss.detach()), abs=1e-5)
-        update.step()
-    assert torch.equal(pipeline.state_dict()["table"], module.table)
-    assert pipeline.state_dict()["gain"] == pytest.approx(float(module.gain.detach()), abs=1e-5)
+    weights = train_beside(graph, 2, module, lambda p: torch.optim.SGD(p, lr=0.1), xs, targets)
+    assert torch.equal(weights["table"], module.table)
+    assert weights["gain"] == pytest.approx(float(module.gain.detach()), abs=1e-5)
+
+
+class Folded(nn.Module):
+    """A product of a parameter and a buffer, and one of a buffer and a constant."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(8, 3))
+        self.mask: torch.Tensor
+        self.shift: torch.Tensor
+        self.register_buffer("mask", torch.rand(8, 3))
+        self.register_buffer("shift", torch.randn(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ (self.w * self.mask) + self.shift * torch.tensor([1.0, 2.0, 3.0])
+
+
+def test_what_an_exporter_folds_is_trained_where_a_parameter_is_in_it(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
+        torch.onnx.export(Folded(), (torch.randn(2, 8),), path, input_names=["x"], dynamo=True)
+    found = with_loss(path).inputs_of(InputKind.PARAMETER, InputKind.BUFFER)
+    shapes = {i.kind: tuple(with_loss(path).weights[i.name].shape) for i in found}
+    assert shapes == {InputKind.PARAMETER: (8, 3), InputKind.BUFFER: (3,)}
 
 
 @pytest.mark.parametrize("op", ["SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"])
