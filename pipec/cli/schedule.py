@@ -247,7 +247,7 @@ def _data(timeline: Timeline) -> dict[str, Any]:
         "peak_in_flight": [_number(p) for p in timeline.peak_in_flight],
         "weight_versions": list(timeline.weight_versions),
         "lane_use": timeline.lane_use,
-        "critical_path": s.texts(timeline.critical_path),
+        "critical_path": [str(s[k]) for k in timeline.critical_path],
         "actions": actions,
     }
 

@@ -57,7 +57,7 @@ def to_json(schedule: Schedule) -> dict[str, Any]:
         **({"state_beside": schedule.state_beside} if schedule.state_beside else {}),
         **({"joint": schedule.joint} if schedule.joint else {}),
         "channels": [c.to_json() for c in schedule.channels],
-        "rows": [" ".join(row) for row in schedule.row_texts()],
+        "rows": [" ".join(map(str, row)) for row in schedule.rows()],
     }
 
 

@@ -106,9 +106,6 @@ class _Numbering:
         for device in range(s.devices):
             for kind in np.flatnonzero(present).tolist():
                 table[kind, device] = self.lane(device, name_of[_K(kind)])
-        used = table[present]
-        if len(used) and (used == used[0]).all():  # one lane per device: no look-up by kind
-            return np.repeat(used[0], np.diff(s.device_ptr))
         return table[s.kind, s.device]
 
     def _name(self, kind: ActionKind) -> str:

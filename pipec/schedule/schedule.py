@@ -16,7 +16,6 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -178,27 +177,6 @@ class Schedule:
         """The programs of all devices."""
         return [self.row(d) for d in range(self.devices)]
 
-    def texts(self, rows: Sequence[int] | Int64) -> list[str]:
-        """The text form of some actions, as ``str`` of each."""
-        at = np.asarray(rows, np.int64)
-        kinds, width = [kind.name for kind in ActionKind], len(self.channels) + 1
-        channel = np.where(self.channel[at] < width - 1, self.channel[at] + 1, 0)
-        code = (self.stage[at].astype(np.int64) * len(kinds) + self.kind[at]) * width + channel
-        ends = {}
-        for c in np.unique(code).tolist():
-            (stage, kind), number = divmod(c // width, len(kinds)), c % width
-            name = self.channels[number - 1].name if number else ""
-            ends[c] = f"{stage}{kinds[kind]}", name and f":{name}"
-        pairs = zip(map(ends.__getitem__, code.tolist()), self.microbatch[at].tolist(), strict=True)
-        found = [f"{head}{tail}" if m < 0 else f"{head}{m}{tail}" for (head, tail), m in pairs]
-        for place in np.flatnonzero((self.replica[at] > 0) | (self.version[at] > 0)).tolist():
-            found[place] = str(self[at[place]])
-        return found
-
-    def row_texts(self) -> list[list[str]]:
-        """The programs of all devices as text."""
-        return [self.texts(np.arange(a, b)) for a, b in pairwise(self.device_ptr.tolist())]
-
     @property
     def devices(self) -> int:
         """Number of devices (rows)."""
@@ -249,4 +227,5 @@ class Schedule:
         return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
 
     def __str__(self) -> str:
-        return "\n".join(f"{d}: {' '.join(r)}".rstrip() for d, r in enumerate(self.row_texts()))
+        rows = enumerate(self.rows())
+        return "\n".join(f"{d}: {' '.join(map(str, row))}".rstrip() for d, row in rows)

@@ -302,17 +302,18 @@ def _change(rule: Rule, draw: random.Random) -> Rule:
 
 def least_seconds(costs: StageCosts, device: Sequence[int], microbatches: int) -> float:
     """A time below which no order of these actions ends, whatever it interleaves."""
-    release, tail = _releases(costs, device, microbatches), _tails(costs, device, microbatches)
+    waits = list(_waits(costs, device, microbatches))
+    took = [seconds for row in costs.seconds for s in row for seconds in [s] * microbatches]
+    release, tail = [0.0] * len(took), [0.0] * len(took)
+    for action, before in waits:
+        release[action] = max((release[b] + took[b] + lag for b, lag in before), default=0.0)
+    for action, before in reversed(waits):
+        for b, lag in before:
+            tail[b] = max(tail[b], lag + took[action] + tail[action])
     found = 0.0
     for d in set(device):
-        jobs = [
-            (release[kind][s][m], row[s], tail[kind][s][m])
-            for kind, row in enumerate(costs.seconds)
-            for s in range(len(device))
-            if device[s] == d
-            for m in range(microbatches)
-        ]
-        found = max(found, _preemptive(jobs))
+        own = [k for k in range(len(took)) if device[k // microbatches % len(device)] == d]
+        found = max(found, _preemptive([(release[k], took[k], tail[k]) for k in own]))
     return found
 
 
@@ -322,60 +323,31 @@ def _under_way(costs: StageCosts, device: Sequence[int], s: int, count: int) -> 
     return count if size * count <= room else max(1, int(room / size + _EPSILON))
 
 
-def _releases(costs: StageCosts, device: Sequence[int], count: int) -> list[list[list[float]]]:
-    """Before which no action starts, [kind][stage][microbatch]."""
-    stages, seconds, hop = len(device), costs.seconds, costs.transfer
-    at = [[[0.0] * count for _ in device] for _ in seconds]
+def _waits(
+    costs: StageCosts, device: Sequence[int], count: int
+) -> Iterator[tuple[int, list[tuple[int, float]]]]:
+    """Every action, behind those that it waits for: these, and the seconds in between.
+
+    Actions are numbered by kind, stage and microbatch.
+    """
+    stages, hop = len(device), costs.transfer
     room = [_under_way(costs, device, s, count) for s in range(stages)]
+
+    def number(kind: int, s: int, m: int) -> int:
+        return (kind * stages + s) * count + m
+
     for m in range(count):
         for s in range(stages):
-            before = [at[F][s - 1][m] + seconds[F][s - 1] + hop[s - 1]] if s else [0.0]
-            if m >= room[s]:
-                before.append(at[I][s][m - room[s]] + seconds[I][s])
-            at[F][s][m] = _behind(at[F][s], m, seconds[F][s], before)
+            before = [(number(F, s - 1, m), hop[s - 1])] if s else []
+            before += [(number(I, s, m - room[s]), 0.0)] * (m >= room[s])
+            yield number(F, s, m), before + [(number(F, s, m - 1), 0.0)] * (m > 0)
         for s in reversed(range(stages)):
-            before = [at[F][s][m] + seconds[F][s]]
-            if s < stages - 1:
-                before.append(at[I][s + 1][m] + seconds[I][s + 1] + hop[s])
-            at[I][s][m] = _behind(at[I][s], m, seconds[I][s], before)
-            for kind in range(W, len(seconds)):
-                before = [at[I][s][m] + seconds[I][s]]
-                at[kind][s][m] = _behind(at[kind][s], m, seconds[kind][s], before)
-    return at
-
-
-def _behind(row: list[float], m: int, seconds: float, before: list[float]) -> float:
-    """The latest of what an action waits for; of its kind and stage the one before it too."""
-    return max(*before, row[m - 1] + seconds if m else 0.0)
-
-
-def _tails(costs: StageCosts, device: Sequence[int], count: int) -> list[list[list[float]]]:
-    """What always follows the end of an action, [kind][stage][microbatch]."""
-    stages, seconds, hop = len(device), costs.seconds, costs.transfer
-    tail = [[[0.0] * count for _ in device] for _ in seconds]
-    room = [_under_way(costs, device, s, count) for s in range(stages)]
-    for m in reversed(range(count)):
-        after = m + 1 < count
-        for s in range(stages):
-            behind = [0.0]
-            for kind in range(W, len(seconds)):
-                tail[kind][s][m] = tail[kind][s][m + 1] + seconds[kind][s] if after else 0.0
-                behind.append(tail[kind][s][m] + seconds[kind][s])
-            if s:
-                behind.append(hop[s - 1] + seconds[I][s - 1] + tail[I][s - 1][m])
-            if after:
-                behind.append(seconds[I][s] + tail[I][s][m + 1])
-            if m + room[s] < count:
-                behind.append(seconds[F][s] + tail[F][s][m + room[s]])
-            tail[I][s][m] = max(behind)
-        for s in reversed(range(stages)):
-            behind = [seconds[I][s] + tail[I][s][m]]
-            if s < stages - 1:
-                behind.append(hop[s] + seconds[F][s + 1] + tail[F][s + 1][m])
-            if after:
-                behind.append(seconds[F][s] + tail[F][s][m + 1])
-            tail[F][s][m] = max(behind)
-    return tail
+            before = [(number(I, s + 1, m), hop[s])] if s < stages - 1 else []
+            before += [(number(F, s, m), 0.0), *[(number(I, s, m - 1), 0.0)] * (m > 0)]
+            yield number(I, s, m), before
+            for kind in range(W, len(costs.seconds)):
+                before = [(number(I, s, m), 0.0)] + [(number(kind, s, m - 1), 0.0)] * (m > 0)
+                yield number(kind, s, m), before
 
 
 def _preemptive(jobs: list[tuple[float, float, float]]) -> float:

@@ -179,7 +179,7 @@ class Timeline:
             "lane_use": self.lane_use,
             "peak_bytes": [c.peak for c in curve],
             "bytes_at_peak": [c.at_peak for c in curve],
-            "critical_path": self.schedule.texts(self.critical_path),
+            "critical_path": [str(self.schedule[k]) for k in self.critical_path],
             "times": self.times.to_json(),
             "memory": self.memory.to_json(),
         }

@@ -219,7 +219,7 @@ def test_tables_and_saved_plans_say_that_it_rests(tmp_path: Path) -> None:
 def test_copies_are_in_a_saved_schedule() -> None:
     order = insert_state(lower(generate("pipedream", 2, 4)), 3)
     again = from_json(to_json(order))
-    assert again.row_texts() == order.row_texts()
+    assert again.rows() == order.rows()
     assert again.state_beside == 3
 
 
