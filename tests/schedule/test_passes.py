@@ -1,6 +1,5 @@
 """Insertion of sends, offload, reductions and steps; forms that read back."""
 
-
 import pytest
 from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
 
