@@ -43,7 +43,7 @@ from pipec.compiler.job import StageFunction, run_chain
 from pipec.compiler.loaded import Loaded
 from pipec.compiler.same_model import DECLARED, check_outputs, check_same_model
 from pipec.compiler.sizes import compare_sizes
-from pipec.compiler.verify_training import compare_gradients
+from pipec.compiler.verify_training import compare_gradients, compare_wide_gradients
 from pipec.errors import PlanError
 from pipec.graph.copies import PACK, find_unpacked
 from pipec.graph.ir import Graph, OutputKind, origin
@@ -222,6 +222,9 @@ def verify_stages(
             if find_unpacked(plan.graph):
                 source, eager = check.planned, None
                 tolerance += packing_step(plan.graph)
+            else:
+                own = None if measured else tolerance
+                compared += compare_wide_gradients(plan, source, first, own, seed)
             compared += compare_gradients(plan, source, first, tolerance, seed, eager)
     drawn = {name for _, name in check.drawn_by_stages | check.drawn_by_file}
     return VerifyReport(tolerance, seed, (*_worst(compared), *found), tuple(sorted(drawn)))

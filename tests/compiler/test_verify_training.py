@@ -11,7 +11,7 @@ from torch import Tensor, fx, nn
 
 import pipec
 from pipec.compiler.comparison import SAME_KERNELS, rounding_tolerance
-from pipec.compiler.verify_training import compare_gradients
+from pipec.compiler.verify_training import compare_gradients, compare_wide_gradients
 from pipec.frontends.torch_module import from_module
 from pipec.graph.ir import Graph, OutputKind
 from pipec.graph.written import with_outputs
@@ -95,6 +95,70 @@ def test_a_wrong_backward_graph_is_found() -> None:
     off = [c.stage for c in found if not c.ok]
     assert off
     assert max(off) <= 1  # nothing behind the damage is wrong
+
+
+def in_16_bits(kind: str, layers: nn.Module, x: Tensor) -> tuple[nn.Module, Tensor]:
+    """A model in bfloat16 or float16, or in float32 under autocast."""
+
+    class Cast(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = layers
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.autocast("cpu", torch.bfloat16):
+                found: Tensor = self.layers(x)
+                return found
+
+    if kind == "autocast":
+        return Cast(), x
+    return layers.to(getattr(torch, kind)), x.to(getattr(torch, kind))
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "float16", "autocast"])
+def test_a_fault_smaller_than_roundings_of_16_bits_is_found(kind: str) -> None:
+    torch.manual_seed(0)
+    layers = nn.Sequential(nn.Linear(16, 16), nn.GELU(), nn.Dropout(0.1), nn.Linear(16, 4))
+    model, x = in_16_bits(kind, layers, torch.randn(8, 16))
+    loaded = from_module(model, x, lambda y: y.float().square().mean())
+    plan = staged_graph(loaded.graph, cut(loaded.graph, 2))
+    plan = plan.replace(schedule=scheduled(plan, "1f1b", 1))
+    stages, changed = [], 0
+
+    def approximate(n: fx.Node) -> tuple[Any, ...]:
+        n.kwargs = {"approximate": "tanh"}
+        return n.args
+
+    for stage in plan.stages:
+        assert stage.training
+        wrong, count = damaged(stage.training.B, "gelu_backward", approximate)
+        stages.append(replace(stage, training=replace(stage.training, B=wrong)))
+        changed += count
+    assert changed == 1
+    batch = [loaded.example_inputs]
+    tolerance = rounding_tolerance(plan.graph, SAME_KERNELS)
+    for now, ok in ((plan, True), (plan.replace(stages=tuple(stages)), False)):
+        assert all(c.ok for c in compare_gradients(now, plan.graph, batch, tolerance, 1))
+        found = compare_wide_gradients(now, plan.graph, batch, None, 1)
+        assert {c.basis for c in found} == {"in float32"}
+        assert {c.name for c in found if c.kind == "gradient"} == {
+            n for s in plan.stages if s.training for n in s.training.trained
+        }
+        assert all(c.ok for c in found) == ok
+
+
+def test_gradients_of_16_bits_are_verified_in_float32_too() -> None:
+    def loss(y: Tensor) -> Tensor:
+        return y.float().square().mean()
+
+    for kind, bases in (("bfloat16", {"", "in float32"}), ("float32", {""})):
+        torch.manual_seed(0)
+        layers = nn.Sequential(nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 4))
+        model, x = in_16_bits(kind, layers, torch.randn(8, 16))
+        plan = pipec.compile(model, x, "2xcpu", microbatches=2, loss=loss)
+        found = pipec.verify(plan, model, x, loss=loss)
+        assert found.ok
+        assert {b.basis for b in found.boundaries} == bases
 
 
 def test_gradients_are_those_of_the_model_as_written() -> None:
