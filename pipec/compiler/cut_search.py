@@ -8,10 +8,10 @@
    bound falls, and the best of the cuts found is predicted.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from itertools import chain, combinations, islice, pairwise
+from itertools import chain, combinations, pairwise
 from math import comb, inf
 
 import numpy as np
@@ -457,42 +457,24 @@ def _moves(here: tuple[int, ...], size: int, least: int) -> list[tuple[int, ...]
 
 def _chains(units: Units, stages: int, most: int) -> IntArray | None:
     """All chains of ideals that cut a small graph, [cuts, units]; None if there are too many."""
-    if (ideals := _ideals(units)) is None:
-        return None
-    inside = np.array([[i >> u & 1 for u in range(units.size)] for i in ideals], bool)
-    chains = list(islice(_list_chains(ideals, stages - 1), most + 1))
-    if len(chains) > most:
-        return None
-    rows = np.array(chains, np.int64).reshape(len(chains), stages - 1)
-    return (stages - 1) - inside[rows].sum(axis=1)  # type: ignore[no-any-return]
-
-
-def _list_chains(
-    ideals: Sequence[int], count: int, start: int = 0, below: int = 0
-) -> Iterator[tuple[int, ...]]:
-    """Tuples of positions of ``count`` ideals, each inside the next."""
-    if count == 0:
-        yield ()
-        return
-    for k in range(start, len(ideals)):
-        if ideals[k] & below == below and ideals[k] != below:
-            for rest in _list_chains(ideals, count - 1, k + 1, ideals[k]):
-                yield (k, *rest)
-
-
-def _ideals(units: Units) -> list[int] | None:
-    """Sets closed under predecessors, neither empty nor whole, smallest first; None if many."""
-    needs = [sum(1 << p for p in units.pred[u]) for u in range(units.size)]
-    whole = (1 << units.size) - 1
-    found, fresh = set[int](), {0}
-    while fresh:
-        grown = {
-            i | 1 << u
-            for i in fresh
-            for u in range(units.size)
-            if not i >> u & 1 and i & needs[u] == needs[u]
-        }
-        found |= (fresh := grown - {whole})
-        if len(found) > IDEALS:
+    inside = np.zeros((1, units.size), bool)
+    for u in topological_order(units.size, units.succ):
+        grown = inside[inside[:, units.pred[u]].all(axis=1)]
+        grown[:, u] = True
+        inside = np.concatenate([inside, grown])
+        if len(inside) > IDEALS + 2:  # none and all units are no cuts
             return None
-    return sorted(found, key=lambda i: (i.bit_count(), i))
+    inside = inside[np.lexsort((*inside.T, inside.sum(axis=1)))]  # smallest first: none is first
+    within = inside @ ~inside.T == 0
+    np.fill_diagonal(within, val=False)
+    within[:, -1] = False
+    ways = [np.ones(len(inside))]  # of going on from an ideal, by how many ideals follow
+    for _ in range(stages - 1):
+        ways.append(within @ ways[-1])
+    if ways[-1][0] > most:
+        return None
+    chains = np.zeros((1, 1), np.int64)
+    for left in reversed(ways[:-1]):
+        before, ideal = np.nonzero(within[chains[:, -1]] & (left > 0))
+        chains = np.column_stack([chains[before], ideal])
+    return (stages - 1) - inside[chains[:, 1:]].sum(axis=1)  # type: ignore[no-any-return]
