@@ -96,7 +96,7 @@ def command(ctx: click.Context, /, **given: Any) -> None:
     search = _search(given, own_settings(ctx, given), console)
     exploration, plan = run_watched(search, console)
     layout = given["beside"]
-    beside = judge(layout, search.maker(), exploration, plan) if layout else None
+    beside = judge(layout, search.maker, exploration, plan) if layout else None
     if given["as_json"]:
         tried = exploration.to_json()
         result = {"candidates": tried, "beside": beside.to_json()} if beside else tried

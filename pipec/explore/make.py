@@ -12,7 +12,7 @@ from pipec.cost.model import Roofline
 from pipec.cost.table import CostTable, scale_costs
 from pipec.errors import PipecError, PlanError
 from pipec.explore.candidate import Candidate
-from pipec.explore.rebatch import Rebatched, make_once
+from pipec.explore.rebatch import Rebatched
 from pipec.graph.ir import OutputKind
 from pipec.plan.model import Plan
 from pipec.schedule.registry import with_options
@@ -78,7 +78,15 @@ class Maker:
         Raises:
             PipecError: It cannot be traced with that many.
         """
-        return make_once(self._known, samples, self._cost_model)
+        if samples not in self._known:
+            try:
+                self._known[samples] = self._cost_model(samples)
+            except PipecError as error:  # it is refused again
+                self._known[samples] = error
+        found = self._known[samples]
+        if isinstance(found, PipecError):
+            raise found
+        return found
 
     def make(
         self,

@@ -1,36 +1,15 @@
 """A model traced at other batch sizes than the one that its author or file gave."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import TypeVar
+from dataclasses import dataclass
 
 from pipec.compiler.loaded import Resize
-from pipec.errors import FrontendError, PipecError
+from pipec.errors import FrontendError
 from pipec.graph.ir import Graph, InputKind
 
-_T = TypeVar("_T")
 
-
-def make_once(known: dict[int, _T | PipecError], samples: int, make: Callable[[int], _T]) -> _T:
-    """What is made of a microbatch of ``samples``, once; what cannot be made is refused again.
-
-    Raises:
-        PipecError: What `make` raised the first time.
-    """
-    if samples not in known:
-        try:
-            known[samples] = make(samples)
-        except PipecError as error:
-            known[samples] = error
-    found = known[samples]
-    if isinstance(found, PipecError):
-        raise found
-    return found
-
-
-@dataclass
+@dataclass(frozen=True)
 class Rebatched:
-    """Traces a model at the microbatch of a candidate; each size once.
+    """Traces a model at the microbatch of a candidate.
 
     Attributes:
         graph: The model as it was read first; its rows are those of the batch.
@@ -39,7 +18,6 @@ class Rebatched:
 
     graph: Graph
     resized: Resize | None = None
-    _known: dict[int, Graph | PipecError] = field(default_factory=dict)
 
     def trace_at(self, samples: int) -> Graph:
         """The graph of a microbatch of ``samples``.
@@ -47,9 +25,6 @@ class Rebatched:
         Raises:
             PipecError: It cannot be traced with that many.
         """
-        return make_once(self._known, samples, self._trace)
-
-    def _trace(self, samples: int) -> Graph:
         batch = self.graph.rows
         if samples == batch:
             return self.graph

@@ -8,6 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from msgspec import convert
@@ -119,7 +120,7 @@ class Search:
             PartitionError: No candidate is as asked for, or none fits; or schedules are named for a
                 model without a loss, which has one.
         """
-        maker = self.maker()
+        maker = self.maker
         batch = self.batch
         if batch is None:
             count = max(self.microbatches or 0, 0) or SAMPLES * self.cluster.size
@@ -135,6 +136,7 @@ class Search:
             remember(key, found)
         return found, plan
 
+    @cached_property
     def maker(self) -> Maker:
         """What makes plans of candidates."""
         return Maker(self.model, self.cluster, self.target, self.costs, self.settings)

@@ -323,41 +323,18 @@ def export_onnx(program: torch.export.ExportedProgram, opset: int) -> Any:
         ).model
 
 
-_Kernels = dict[OpOverload, tuple[dict[Any, Any], Any]]
-"""What Python does for ops: by dispatch key, and on fake tensors."""
-_enforced: dict[frozenset[Any], tuple[_Kernels, _Kernels]] = {}
-
-
-def _kernels_of(ops: Collection[OpOverload]) -> _Kernels:
-    return {op: (op.py_kernels.copy(), op_implementations_dict.get(op)) for op in ops}
-
-
-def _set_kernels(kernels: _Kernels) -> None:
-    for op, (by_key, on_fakes) in kernels.items():
-        op.py_kernels = dict(by_key)
-        op._dispatch_cache.clear()  # noqa: SLF001
-        op_implementations_dict.pop(op, None)
-        if on_fakes is not None:
-            op_implementations_dict[op] = on_fakes
-
-
 @contextmanager
 def _in_force(table: dict[OpOverload, Any]) -> Iterator[None]:
-    """What torch does to composite ops while it decomposes, from memory where they are as before.
+    """What torch does to composite ops while it decomposes.
 
     Unlike torch it leaves no op without a rule on fake tensors that had one.
     """
-    key, before = frozenset(table.items()), _kernels_of(table)
-    known, kernels = _enforced.get(key, (None, before))
+    rules = {op: op_implementations_dict[op] for op in table if op in op_implementations_dict}
     try:
-        if known != before:
-            with _override_composite_implicit_decomp(table):
-                kernels = _kernels_of(table)
-            _enforced[key] = before, kernels
-        _set_kernels(kernels)
-        yield
+        with _override_composite_implicit_decomp(table):
+            yield
     finally:
-        _set_kernels(before)
+        op_implementations_dict.update(rules)
 
 
 @contextmanager

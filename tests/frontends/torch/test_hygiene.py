@@ -225,17 +225,3 @@ def test_ops_are_what_they_were_behind_a_model_that_is_decomposed() -> None:
             assert op_implementations_dict.get(item) is rule
             assert norm not in op_implementations_dict
             assert [op.py_kernels for op in (item, norm)] == before
-
-
-def test_what_composite_ops_become_is_remembered_as_long_as_they_are_the_same() -> None:
-    op, key = torch.ops.aten.selu.default, torch._C.DispatchKey.CPU
-    table = {op: Mock(), torch.ops.aten.relu6.default: Mock()}
-    for own in ({}, {key: Mock()}, {key: Mock()}):
-        op.py_kernels = dict(own)
-        for _ in range(2):
-            with torch_private._in_force(table):
-                composite = torch._C.DispatchKey.CompositeImplicitAutograd
-                assert op.py_kernels[composite] is table[op]
-                assert not own or op.py_kernels[key] is own[key]
-            assert op.py_kernels == own
-    op.py_kernels = {}
