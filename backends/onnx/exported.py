@@ -1,10 +1,5 @@
 """Stages of a torch model: `torch.onnx.export` of the pure stage graph, once per distinct graph."""
 
-import contextlib
-import io
-import logging
-import warnings
-from collections.abc import Iterator
 from dataclasses import replace
 
 import onnx
@@ -15,6 +10,7 @@ from torch import Tensor
 from pipec.backends.onnx.files import Names, assign_names
 from pipec.backends.torch.exported import OpenStage, export_stage
 from pipec.errors import BackendError, first_line
+from pipec.frontends.base import quiet
 from pipec.graph.ir import Graph, GraphOutput, InputKind, OutputKind
 from pipec.graph.lower import lower
 from pipec.graph.torch_private import export_onnx
@@ -89,7 +85,7 @@ def _template(graph: Graph) -> _Template:
         for new, old in zip(inputs, graph.inputs, strict=True)
         if old.kind.is_weight
     }
-    with _quiet(), torch.no_grad():  # where gradients are recorded, some reshapes become views
+    with quiet(), torch.no_grad():  # where gradients are recorded, some reshapes become views
         model = _convert(graph.replace(inputs=inputs, weights=weights))
         found = {
             k: model.graph.initializers.pop(i.name)
@@ -161,19 +157,3 @@ def _strip(proto: onnx.ModelProto) -> None:
         for node in function.node:
             del node.metadata_props[:]
             node.doc_string = ""
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep the exporter's own progress and deprecation notes from the user."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnx_ir", "onnxscript")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)

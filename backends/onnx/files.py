@@ -10,13 +10,12 @@ from typing import Any
 import msgspec
 import numpy as np
 import onnx
-import torch
 from onnx import TensorProto, numpy_helper
 from torch import Tensor
 
 from pipec.errors import BackendError, first_line
 from pipec.files import read_data
-from pipec.graph.arrays import ONNX_TYPES, Array
+from pipec.graph.arrays import Array, as_array
 
 LARGEST_INLINE = 2**30
 """Bytes of weights up to which they lie in the model file; a protobuf ends at 2 GiB."""
@@ -102,7 +101,7 @@ def write_model(
             for name, weight in weights.items():
                 file.write(b"\0" * (-file.tell() % _ALIGNMENT))
                 start = file.tell()
-                _bytes(weight).tofile(file)
+                np.ascontiguousarray(_array(weight)).tofile(file)
                 proto.graph.initializer.append(_external(name, weight, data.name, start))
     path.write_bytes(proto.SerializeToString(deterministic=True))
 
@@ -153,19 +152,11 @@ def _error(stage: str, error: Exception) -> BackendError:
 
 
 def _inline(name: str, weight: Tensor | Array) -> TensorProto:
-    if isinstance(weight, np.ndarray):
-        return numpy_helper.from_array(weight, name)
-    kind = ONNX_TYPES[weight.dtype]
-    return TensorProto(
-        name=name, data_type=kind, dims=weight.shape, raw_data=_bytes(weight).tobytes()
-    )
+    return numpy_helper.from_array(_array(weight), name)
 
 
 def _external(name: str, weight: Tensor | Array, file: str, start: int) -> TensorProto:
-    if isinstance(weight, np.ndarray):
-        kind = int(onnx.helper.np_dtype_to_tensor_dtype(weight.dtype))
-    else:
-        kind = ONNX_TYPES[weight.dtype]
+    kind = int(onnx.helper.np_dtype_to_tensor_dtype(_array(weight).dtype))
     proto = TensorProto(name=name, data_type=kind, dims=weight.shape)
     proto.data_location = TensorProto.EXTERNAL
     facts: dict[str, Any] = {"location": file, "offset": start, "length": weight.nbytes}
@@ -174,11 +165,5 @@ def _external(name: str, weight: Tensor | Array, file: str, start: int) -> Tenso
     return proto
 
 
-def _bytes(weight: Tensor | Array) -> Array:
-    """The weight's bytes, flat, without a copy where it is contiguous."""
-    if isinstance(weight, np.ndarray):
-        return np.ascontiguousarray(weight).reshape(-1).view(np.uint8)
-    flat = weight.detach().contiguous().reshape(-1)
-    if not len(flat):  # its stride may be 0
-        return np.empty(0, np.uint8)
-    return np.asarray(flat.view(torch.uint8).numpy())
+def _array(weight: Tensor | Array) -> Array:
+    return weight if isinstance(weight, np.ndarray) else as_array(weight)

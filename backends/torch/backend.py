@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 
 from pipec.backends.torch import run as engine
-from pipec.backends.torch.exported import OpenStage, export_stage, write_exported
+from pipec.backends.torch.exported import OpenStage, Sized, export_stage, write_exported
 from pipec.backends.torch.launcher import train_script
 from pipec.backends.torch.open_axes import find_axes, read_axes
 from pipec.compiler.backend import Backend, Emitted
@@ -23,9 +23,8 @@ from pipec.compiler.stage_timing import sum_stage_times
 from pipec.errors import BackendError, first_line, list_lines
 from pipec.graph.axes import Axes
 from pipec.graph.eager import eager_parts
-from pipec.graph.ir import Graph, InputKind, origin, tensor
+from pipec.graph.ir import Graph, InputKind, origin
 from pipec.graph.lower import lower
-from pipec.graph.open_sizes import resize_graph
 from pipec.graph.quantised import QUANTISED
 from pipec.graph.size_formula import SizedArgument
 from pipec.plan.model import Plan, StageTiming
@@ -193,15 +192,7 @@ def stage_runner(
         weights are never written.
     """
     by_node = {i.node: weights[i.name] for i in graph.inputs if i.kind.is_weight}
-    fakes = {i.name: tensor(graph.node(i.node)) for i in graph.inputs if i.node not in by_node}
-    modules = {tuple(tuple(t.shape) for t in fakes.values()): graph.module}
-
-    def module(inputs: Mapping[str, torch.Tensor]) -> torch.fx.GraphModule:
-        shapes = {name: tuple(inputs[name].shape) for name in fakes}
-        key = tuple(shapes.values())
-        if key not in modules and sized is not None:
-            modules[key] = resize_graph(graph, sized, shapes).module
-        return modules.get(key, graph.module)
+    module = graph.module if sized is None else Sized(graph, sized).run
 
     def run(inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         missing = [i.name for i in graph.inputs if i.node not in by_node and i.name not in inputs]
@@ -211,7 +202,7 @@ def stage_runner(
         args = [by_node[i.node] if i.node in by_node else inputs[i.name] for i in graph.inputs]
         try:
             with torch.no_grad():
-                results = module(inputs)(*args)
+                results = module(*args)
         except (RuntimeError, ValueError, IndexError) as error:
             where, problem = type(graph.module).__name__, first_line(error)
             raise BackendError("torch fails on a stage", where=where, got=problem) from error

@@ -29,7 +29,7 @@ class _FlatStage(nn.Module):
 
     def __init__(self, graph: Graph, *, named: bool, sized: Sequence[SizedArgument] = ()) -> None:
         super().__init__()
-        self._sized = _Sized(graph, sized) if sized else None
+        self._sized = Sized(graph, sized) if sized else None
         self._graph, self._named, self._values = graph, named, argument_names(graph)
         for i in graph.inputs:
             if i.kind.is_weight:
@@ -54,22 +54,24 @@ class _FlatStage(nn.Module):
         return {o.name: result for o, result in pairs}
 
 
-class _Sized(fx.Interpreter):
+class Sized(fx.Interpreter):
     """A stage graph for any size of what it is given."""
 
     def __init__(self, graph: Graph, sized: Sequence[SizedArgument]) -> None:
-        super().__init__(graph.module, garbage_collect_values=False)
-        self._arguments = by_node(sized)
+        super().__init__(graph.module)
+        self._arguments, self._shapes = by_node(sized), dict[str, Sequence[int]]()
         self._given = {i.node: i.name for i in graph.inputs if not i.kind.is_weight}
 
     def run_node(self, n: fx.Node) -> Any:
         """Run a node, with the sizes that follow from the stage's inputs."""
-        if n.name not in self._arguments:
-            return super().run_node(n)
-        shapes = {name: t.shape for n, t in self.env.items() if (name := self._given.get(n.name))}
-        found = self.fetch_args_kwargs_from_env(n)
-        args, kwargs = with_sizes((found[0], found[1]), self._arguments[n.name], shapes)
-        return self.call_function(n.target, args, kwargs)
+        if n.name in self._arguments:
+            found = self.fetch_args_kwargs_from_env(n)
+            args, kwargs = with_sizes(found, self._arguments[n.name], self._shapes)
+            return self.call_function(n.target, args, kwargs)
+        result = super().run_node(n)
+        if n.name in self._given:
+            self._shapes[self._given[n.name]] = result.shape
+        return result
 
 
 def argument_names(graph: Graph) -> dict[str, str]:

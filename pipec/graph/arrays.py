@@ -65,7 +65,12 @@ def to_array(tensor: Tensor) -> Array:
         >>> to_array(torch.ones(1, dtype=torch.bfloat16)).dtype
         dtype(bfloat16)
     """
-    return raw_array(tensor).view(array_dtype(tensor.dtype)).copy()
+    return as_array(tensor).copy()
+
+
+def as_array(tensor: Tensor) -> Array:
+    """A numpy array of the tensor's own memory where it is contiguous, else with a copy of it."""
+    return raw_array(tensor).view(array_dtype(tensor.dtype))
 
 
 def raw_array(tensor: Tensor) -> Array:

@@ -19,7 +19,6 @@ from pipec.graph.torch_private import (
     UNKNOWN_WHEN_FAKE,
     FakeTensorMode,
     OpOverload,
-    fake_like,
     mute_logs,
     tree_map,
 )
@@ -143,11 +142,9 @@ def _fake(value: Any) -> Any:
     """A tensor of the same type in this module's mode."""
     if not isinstance(value, torch.Tensor):
         return value
-    meta = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
-    if value.device.type != "meta":
-        return fake_like(meta, value.device, _mode())
+    shape, stride, dtype = value.shape, value.stride(), value.dtype
     with _mode():
-        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+        return torch.empty_strided(shape, stride, dtype=dtype, device=value.device)
 
 
 def same_type(a: Type, b: Type, *, strided: bool) -> bool:

@@ -28,7 +28,7 @@ import torch
 from torch import fx
 
 from pipec.errors import GraphError
-from pipec.graph.ir import Graph, GraphInput, GraphOutput, InputKind, Origin, OutputKind
+from pipec.graph.ir import Graph, GraphInput, GraphOutput, InputKind, Origin
 from pipec.graph.rules import OWN_NAMESPACES
 from pipec.graph.tensor_type import DTYPES, empty_of_type, type_text
 from pipec.graph.torch_private import FakeTensorMode, graph_module
@@ -39,12 +39,12 @@ Json = dict[str, Any]
 
 
 class End(TypedDict):
-    """A placeholder, with its type, or an output."""
+    """A placeholder, with its type."""
 
     node: str
-    kind: str
+    kind: InputKind
     name: str
-    type: NotRequired[str]
+    type: str
 
 
 class Call(TypedDict):
@@ -68,7 +68,7 @@ class GraphFile(TypedDict):
     tied: dict[str, list[str]]
     inputs: list[End]
     nodes: list[Call]
-    outputs: list[End]
+    outputs: tuple[GraphOutput, ...]
 
 
 _LAYOUTS = {str(v).removeprefix("torch."): v for v in (torch.strided, torch.sparse_coo)}
@@ -130,9 +130,7 @@ def _node(n: fx.Node) -> Json:
     row["type"] = _type(n)
     found = n.meta.get("origin")
     if isinstance(found, Origin):
-        facts = {"index": found.index, "location": found.location}
-        row["origin"] = {"name": found.name, "op": found.op}
-        row["origin"].update({k: v for k, v in facts.items() if v is not None})
+        row["origin"] = {k: v for k, v in vars(found).items() if v is not None}
     return row
 
 
@@ -217,16 +215,12 @@ def graph_from_json(
 def _decode_graph(data: GraphFile, allowed: Collection[str], mode: FakeTensorMode) -> Graph:
     namespaces = frozenset(data["namespaces"])
     decoder = _Decoder((namespaces | OWN_NAMESPACES) & frozenset(allowed), mode)
-    inputs = tuple(
-        GraphInput(row["node"], InputKind(row["kind"]), row["name"]) for row in data["inputs"]
-    )
+    inputs = tuple(GraphInput(row["node"], row["kind"], row["name"]) for row in data["inputs"])
     for row in data["inputs"]:
         decoder.placeholder(row)
     for call in data["nodes"]:
         decoder.call(call)
-    outputs = tuple(
-        GraphOutput(row["node"], OutputKind(row["kind"]), row["name"]) for row in data["outputs"]
-    )
+    outputs = data["outputs"]
     for o in outputs:
         if decoder.env[o.node].meta["val"] is None:
             raise ValueError(f"{o.node} yields nothing that could be a {o.kind}")
