@@ -20,7 +20,7 @@ for nothing. What it leaves out is estimated per element of what is read or writ
 
 import math
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -34,6 +34,7 @@ from torch.utils.flop_counter import (
 
 from pipec.graph.comm import is_comm
 from pipec.graph.ir import tensors
+from pipec.graph.kernels import arguments
 from pipec.graph.torch_private import OpOverload, is_composite, is_view, namespace_of, tree_map
 
 Formula = Callable[[fx.Node], float]
@@ -87,28 +88,11 @@ class FlopCounter:
             return 0
         if target.overloadpacket not in flop_registry and not is_composite(target):
             return 0
-        key = (target, *_key((node.args, node.kwargs)))
+        given = ((v.shape, v.dtype) if isinstance(v, Tensor) else v for v in arguments(node))
+        key = (target, *given)
         if key not in self._known:
             self._known[key] = _count_by_torch(node)
         return self._known[key]
-
-
-def _key(value: object) -> Iterator[object]:
-    """What the count of a node may depend on, as hashable parts."""
-    if isinstance(value, fx.Node):
-        value = value.meta["val"]
-    if isinstance(value, Tensor):
-        yield (value.shape, value.dtype)
-    elif isinstance(value, list | tuple):
-        yield len(value)
-        for item in value:
-            yield from _key(item)
-    elif isinstance(value, dict):
-        for name, item in value.items():
-            yield name
-            yield from _key(item)
-    else:
-        yield value
 
 
 def _count_by_torch(node: fx.Node) -> int:

@@ -22,6 +22,7 @@ from pipec.cost.count import count, moves_data, needing_gradients
 from pipec.cost.table import CostTable
 from pipec.errors import CostError, first_line
 from pipec.graph.ir import Graph, OutputKind, flat_tensors, op_name, origin
+from pipec.graph.kernels import layout
 from pipec.graph.torch_private import FakeTensor, keep_busy, tree_map
 
 _LAUNCHES, _BUSY = 4, 1_000_000
@@ -128,7 +129,7 @@ def _pass(
     last = {r: n for n in graph.module.graph.nodes for r in n.all_input_nodes}
     for node in graph.calls:
         wanted = tuple(n in needing for n in node.all_input_nodes)
-        typed: Any = lambda n: _type(env[n])  # noqa: E731
+        typed: Any = lambda n: tree_map(layout, env[n])  # noqa: E731
         types = fx.map_arg((node.args, dict(node.kwargs)), typed)
         key = (op_name(node), repr(types), wanted)
         try:
@@ -213,12 +214,6 @@ def _time_launches(run: Callable[[], Any], how: Measuring, bare: float) -> tuple
     torch.cuda.synchronize()
     device = begin.elapsed_time(end) / 1e3
     return max(device, host - _LAUNCHES * bare) / _LAUNCHES, results[-1]
-
-
-def _type(value: object) -> object:
-    if isinstance(value, Tensor):
-        return (tuple(value.shape), str(value.dtype), value.stride())
-    return tuple(map(_type, value)) if isinstance(value, list | tuple) else value
 
 
 def _placeholders(graph: Graph, inputs: Mapping[str, Tensor], device: str) -> dict[fx.Node, Any]:

@@ -35,14 +35,14 @@ def kernel_bytes(nodes: Iterable[fx.Node], kernels: Mapping[str, int]) -> dict[s
     """The most bytes that each node allocates while it runs, of those whose kernels are known."""
     ops = {key.split(" ")[0] for key in kernels}
     keys = {
-        n.name: kernel_key(n.target, _arguments(n))
+        n.name: kernel_key(n.target, arguments(n))
         for n in nodes
         if isinstance(n.target, OpOverload) and f"{n.target}" in ops
     }
     return {name: kernels[key] for name, key in keys.items() if key in kernels}
 
 
-def _arguments(node: fx.Node) -> Iterator[object]:
+def arguments(node: fx.Node) -> Iterator[object]:
     """What it is called with, tensors in place of the nodes that yield them."""
     for leaf in tree_leaves((node.args, node.kwargs)):
         yield from tensors(leaf) if isinstance(leaf, fx.Node) else [leaf]
