@@ -6,8 +6,6 @@
 ```
 """
 
-from collections import Counter
-
 import numpy as np
 
 from pipec.errors import ScheduleError
@@ -110,46 +108,21 @@ def shortest_cycle(waits: dict[int, list[int]]) -> list[int]:
         >>> shortest_cycle({1: [2], 2: [3], 3: [1, 4], 4: [3]})
         [3, 4]
     """
-    waits = _keep_cycles(waits)
+    import networkx as nx
+
+    graph: nx.DiGraph[int] = nx.DiGraph([(a, b) for a, others in waits.items() for b in others])
+    parts = map(graph.subgraph, nx.strongly_connected_components(graph))
+    in_circles = set[int]().union(*(part for part in parts if part.edges))
     best: list[int] = []
     reach = 1
-    while not best and reach <= len(waits):  # most circles are short: far searches are for few
+    while not best and reach <= len(in_circles):  # most are short: far searches are for few
         reach *= 2
-        for start in waits:
-            best = _cycle(waits, start, len(best) or reach + 1) or best
+        for start in filter(in_circles.__contains__, waits):
+            most = len(best) or reach + 1
+            came = dict(nx.bfs_predecessors(graph, start, depth_limit=most - 2))
+            last = next((a for a in (start, *came) if graph.has_edge(a, start)), None)
+            if last is not None:
+                best = [last]
+                while best[0] != start:
+                    best.insert(0, came[best[0]])
     return best
-
-
-def _keep_cycles(waits: dict[int, list[int]]) -> dict[int, list[int]]:
-    """Without the actions that nothing in a circle waits for."""
-    waiting = Counter(other for others in waits.values() for other in others)
-    left = dict(waits)
-    todo = [action for action in waits if not waiting[action]]
-    while todo:
-        for other in left.pop(todo.pop()):
-            waiting[other] -= 1
-            if not waiting[other] and other in left:
-                todo.append(other)
-    return left
-
-
-def _cycle(waits: dict[int, list[int]], start: int, most: int) -> list[int]:
-    """The shortest circle through an action with fewer than ``most``, breadth first; or none."""
-    came: dict[int, int] = {}
-    ring = [start]
-    for _ in range(most - 1):
-        further = []
-        for action in ring:
-            for other in waits.get(action, []):
-                if other not in came:
-                    came[other] = action
-                    further.append(other)
-        if start in came:
-            break
-        ring = further
-    else:
-        return []
-    path = [start]
-    while came[path[-1]] != start:
-        path.append(came[path[-1]])
-    return [path[0], *reversed(path[1:])]
