@@ -12,6 +12,7 @@ from pipec.errors import FrontendError
 from pipec.graph.ir import Graph, InputKind, op_name, tensors
 
 Tensors = Mapping[str, Tensor]
+Model = Callable[[Tensors], dict[str, Tensor]]
 
 
 class Floats(StrEnum):
@@ -59,12 +60,7 @@ _TABLES: Mapping[str, tuple[int, int | None]] = {
 
 
 def choose_inputs(
-    graph: Graph,
-    examples: Tensors,
-    original: Callable[[Tensors], dict[str, Tensor]],
-    seed: int,
-    tolerance: float,
-    trials: int = 1,
+    graph: Graph, examples: Tensors, original: Model, seed: int, tolerance: float, trials: int = 1
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Inputs that the model as written takes and for which it yields finite, settled numbers.
 
@@ -106,20 +102,13 @@ def choose_inputs(
         return dict(examples), _run(original, examples, seed)
 
 
-def _run(
-    original: Callable[[Tensors], dict[str, Tensor]], inputs: Tensors, seed: int
-) -> dict[str, Tensor]:
+def _run(original: Model, inputs: Tensors, seed: int) -> dict[str, Tensor]:
     torch.default_generator.manual_seed(seed)
     return original(inputs)
 
 
 def _is_steady(
-    original: Callable[[Tensors], dict[str, Tensor]],
-    inputs: Tensors,
-    found: Tensors,
-    seed: int,
-    *,
-    tolerance: float,
+    original: Model, inputs: Tensors, found: Tensors, seed: int, *, tolerance: float
 ) -> bool:
     """Whether inputs that are rounded once more give the same, within the tolerance."""
     generator = torch.Generator().manual_seed(seed)
@@ -132,12 +121,12 @@ def _is_steady(
     )
 
 
-def round_off(t: Tensor, generator: torch.Generator) -> Tensor:
-    """Floats, each off by up to one rounding of its own: what cancels each other does no more."""
+def round_off(t: Tensor, generator: torch.Generator, step: float = 0.0) -> Tensor:
+    """Floats, each off by up to one rounding of its own, or a relative ``step`` if that is more."""
     if not t.is_floating_point():
         return t
-    off = torch.rand(t.shape, generator=generator) * 2 - 1
-    return t.detach() * (1 + torch.finfo(t.dtype).eps * off).to(t.dtype)
+    off = torch.rand(t.shape, generator=generator, dtype=torch.float64) * 2 - 1
+    return t.detach() * (1 + max(step, torch.finfo(t.dtype).eps) * off).to(t.dtype)
 
 
 def draw(

@@ -159,7 +159,7 @@ def _move(graph: Graph, moves: Tensors) -> Graph:
 def noise_of(
     source: Graph, batch: Mapping[str, Tensor], names: set[str], seed: int
 ) -> dict[str, float]:
-    """How far some roundings of all that is read move each result, at most of a few trials.
+    """How far roundings of what is read, as coarse as the model's own, move each result.
 
     The gradient of a bias in front of a normalisation, say, is a sum of large terms that cancel.
     """
@@ -169,11 +169,11 @@ def noise_of(
         return grads | after
 
     exact = results(source, batch)
-    found = dict.fromkeys(exact, 0.0)
+    found, step = dict.fromkeys(exact, 0.0), coarsest(source)
     for trial in range(TRIALS):
         generator = torch.Generator().manual_seed(trial)
-        moved = {n: round_off(t, generator) for n, t in batch.items()}
-        weights = {n: round_off(t, generator) for n, t in source.weights.items()}
+        moved = {n: round_off(t, generator, step) for n, t in batch.items()}
+        weights = {n: round_off(t, generator, step) for n, t in source.weights.items()}
         for n, g in results(source.replace(weights=weights), moved).items():
             moves = float((1 * g - 1 * exact[n]).abs().max()) if g.numel() else 0.0  # of bool too
             found[n] = max(found[n], ROUNDINGS * moves)

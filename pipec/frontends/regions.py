@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import fx
+from torch import fx, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 
@@ -95,8 +95,19 @@ def explicit_casts(module: fx.GraphModule) -> None:
                 continue
             if is_composite(op) and not must_decompose(op):
                 _take_apart(body, n, torch.autocast(device, dtype, cache_enabled=False))
-        body.recompile()
         explicit_casts(body)
+        setattr(module, str(reference.target), _Noted(body))
+
+
+class _Noted(nn.Module):
+    """The body of a region, run node by node, so that what is noted on its nodes is passed on."""
+
+    def __init__(self, body: fx.GraphModule) -> None:
+        super().__init__()
+        self.body = body
+
+    def forward(self, *operands: torch.Tensor) -> Any:
+        return fx.Interpreter(self.body).run(*operands)
 
 
 def _take_apart(body: fx.GraphModule, node: fx.Node, casts: torch.autocast) -> None:

@@ -45,8 +45,6 @@ def find_drawn(graph: Graph, given: Collection[str] = ()) -> set[str]:
 def number_draws(model: Graph, stages: Iterable[Graph]) -> list[Draws]:
     """Numbers of the draws of each stage, in the order in which the stage draws.
 
-    Draws of ops that a pass has added are numbered behind the model's.
-
     Ops that a pass has added come behind those of the model.
     """
     stages, found = list(stages), dict[str, int]()

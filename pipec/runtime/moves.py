@@ -2,14 +2,15 @@
 
 ```text
 values    (channel, microbatch) -> tensor      from F or B to SEND, from RECV to F or B
-host      message -> copy in host memory       from OFFLOAD to FETCH
+host      message -> copy in host memory       from OFFLOAD to FETCH; with the strides there were
 coming    (stage, microbatch) -> buffers       from FETCH to the backward that reads them; messages
                                                where the FETCH does not wait
 ```
 """
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Generator, Mapping, Sequence
+from itertools import chain
 from math import inf
 from typing import Any
 
@@ -20,13 +21,14 @@ from pipec.runtime.placing import Messages
 from pipec.runtime.program import Program
 from pipec.runtime.rounds import Rounds, Turn
 from pipec.runtime.stage import StageRunner
-from pipec.runtime.tensors import TensorType, pack, parts, restore, unpack
+from pipec.runtime.tensors import TensorType, lying, pack, parts, restore, unpack
 from pipec.runtime.transport import Message, Transport, Waits, poll
 from pipec.runtime.weights import StageWeights, Updates, Version
 from pipec.schedule.action import Action
 from pipec.simulate.memory import find_given_up
 
 Key = tuple[str, int]
+Types = tuple[TensorType, ...]
 
 
 class Moves:
@@ -42,8 +44,9 @@ class Moves:
         self._device, self._transport = device, transport
         self._runner, self._weights = runner, weights
         self._values: dict[Key, torch.Tensor] = {}
-        self._host: dict[Message, Copied] = {}
-        self._coming: dict[tuple[int, int], list[tuple[str, Fetched | Message]]] = {}
+        self._host: dict[Message, tuple[Copied, Sequence[Sequence[int]]]] = {}
+        self._coming: defaultdict[tuple[int, int], list[tuple[str, Fetched | Message, Types]]]
+        self._coming = defaultdict(list)
         self._leaving: deque[tuple[Message, Copied]] = deque()
         self._out: deque[tuple[int, str | None, Copied]] = deque()
         self._at = 0
@@ -61,58 +64,49 @@ class Moves:
 
     def state(self) -> dict[str, list[Any]]:
         """What is held between two rounds, for `load_state`."""
-        coming = self._coming.items()
+        coming = [
+            [*at, [[c, pack(restore(self._await(t, lie), lie), lie), *(k.strides for k in lie)]]]
+            for at, came in self._coming.items()
+            for c, t, lie in came
+        ]
         return {
             "values": [[*key, t] for key, t in self._values.items()],
-            "coming": [[*at, [[c, self._pack(*at, c, t)] for c, t in ts]] for at, ts in coming],
-            "host": [[[*message], copy.wait()] for message, copy in self._host.items()],
+            "coming": coming,
+            "host": [[[*message], copy.wait(), *s] for message, (copy, s) in self._host.items()],
         }
 
     def load_state(self, state: Mapping[str, list[Any]]) -> None:
         """Hold what another one held."""
         self._values = {(channel, m): t for channel, m, t in state["values"]}
-        coming = state["coming"]
-        self._coming = {
-            (s, m): [(c, Fetched(parts(t, self._types(s, m, c)))) for c, t in ts]
-            for s, m, ts in coming
-        }
-        self._host = {Message(*message): Copied(t.cpu()) for message, t in state["host"]}
+        self._coming = defaultdict(list)
+        for s, m, came in state["coming"]:
+            for c, t, *strides in came:
+                types = lying(self._types(s, m, c), strides)
+                self._coming[s, m].append((c, Fetched(parts(t, types)), types))
+        self._host = {Message(*at): (Copied(t.cpu()), s) for at, t, *s in state["host"]}
 
     def keep(self) -> None:
         """End a round: what was fetched for a later one arrives, so that nothing is under way."""
         self._release()
-        for place, coming in self._coming.items():
-            coming[:] = [(c, Fetched(self._await(*place, c, at))) for c, at in coming]
+        for coming in self._coming.values():
+            coming[:] = [(c, Fetched(self._await(at, types)), types) for c, at, types in coming]
 
-    def _types(self, stage: int, microbatch: int, channel: str) -> tuple[TensorType, ...]:
+    def _types(self, stage: int, microbatch: int, channel: str) -> Types:
         return tuple(self._runner(stage, microbatch).program.list_moved(channel).values())
 
-    def _await(
-        self, stage: int, microbatch: int, channel: str, coming: Fetched | Message
-    ) -> list[torch.Tensor]:
+    def _await(self, coming: Fetched | Message, types: Types) -> list[torch.Tensor]:
         if isinstance(coming, Fetched):
             self._device.wait(coming)
             return coming.parts
         found = self._transport.receive(coming)
         assert found is not None  # this transport waits
-        return parts(found, self._types(stage, microbatch, channel))
-
-    def _pack(
-        self, stage: int, microbatch: int, channel: str, coming: Fetched | Message
-    ) -> torch.Tensor:
-        types = self._types(stage, microbatch, channel)
-        return pack(restore(self._await(stage, microbatch, channel, coming), types), types)
+        return parts(found, types)
 
     @property
     def coming_bytes(self) -> int:
         """Bytes that come back from host memory and are not unpacked yet."""
-        found = [
-            self._runner(stage, microbatch).program.list_moved(channel)
-            for (stage, microbatch), arriving in self._coming.items()
-            for channel, at in arriving
-            if isinstance(at, Fetched)
-        ]
-        return sum(t.nbytes for moved in found for t in moved.values())
+        coming = chain.from_iterable(self._coming.values())
+        return sum(t.nbytes for _, at, types in coming if isinstance(at, Fetched) for t in types)
 
     def begin(self, action: Action, place: int) -> None:
         """Before an action of the row: what has left by then, as the plan has it, is given up.
@@ -174,16 +168,18 @@ class Moves:
         runner = self._runner(action.stage, m)
         moved, saved = runner.program.list_moved(action.channel), runner.saved.get(m, {})
         tensors, types = [saved.pop(name) for name in moved], tuple(moved.values())
+        strides = [t.stride() for t in tensors]
         if not saved:
             runner.saved.pop(m, None)
         message = self._messages.of(action)
         if not message.host:
             self._transport.send(message, pack(tensors, types))
         else:
-            copy = self._device.to_host(tensors, types)
+            here = message.src == message.dst
+            copy = self._device.to_host(tensors, lying(types, strides) if here else types)
             self._hold(copy, action.channel)
-            if message.src == message.dst:
-                self._host[message] = copy
+            if here:
+                self._host[message] = copy, strides
             else:
                 self._leaving.append((message, copy))
                 self.forward_copies()
@@ -206,7 +202,9 @@ class Moves:
             channel, left = action.channel, None
             if held := [copy for _, c, copy in self._out if c == channel in self._in_place]:
                 left = held[-1] if held[-1].read else None  # its place may be taken
-            coming = self._device.from_host(self._host.pop(message), types, left)
+            copy, strides = self._host.pop(message)
+            types = lying(types, strides)
+            coming = self._device.from_host(copy, types, left)
         # else a fetch runs beside compute; no copy to a CPU can begin before the backward
         elif not (message.host and self._transport.waits and self._device.torch.type == "cpu"):
             packed = yield from self._receive(message)
@@ -214,16 +212,15 @@ class Moves:
                 coming = self._device.from_host(Copied(packed), types)
             else:
                 coming = Fetched(parts(packed, types))
-        self._coming.setdefault(at, []).append((action.channel, coming))
+        self._coming[at].append((action.channel, coming, types))
 
     def _unpack(self, stage: int, microbatch: int) -> None:
         """Put what came back where the backward looks for it."""
         runner, at = self._runner(stage, microbatch), (stage, microbatch)
-        for channel, coming in self._coming.pop(at, []):
-            moved = runner.program.list_moved(channel)
-            tensors = restore(self._await(*at, channel, coming), tuple(moved.values()))
+        for channel, coming, types in self._coming.pop(at, []):
+            tensors = restore(self._await(coming, types), types)
             saved = runner.saved.setdefault(microbatch, {})
-            saved.update(zip(moved, tensors, strict=True))
+            saved.update(zip(runner.program.list_moved(channel), tensors, strict=True))
 
     def send_weights(self, action: Action) -> None:
         """SEND_W: a version that a step has made."""

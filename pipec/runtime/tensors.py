@@ -1,7 +1,8 @@
 """Tensors on their way: types with strides, and many tensors in one buffer."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate, zip_longest
 from math import prod
 
 import torch
@@ -54,11 +55,8 @@ class TensorType:
     @property
     def kept(self) -> tuple[int, ...]:
         """The shape without what stride 0 repeats."""
-        if self.stride is None:
-            return self.shape
-        return tuple(
-            min(n, 1) if s == 0 else n for n, s in zip(self.shape, self.stride, strict=True)
-        )
+        strides = zip(self.shape, self.stride or self.shape, strict=True)
+        return tuple(min(n, 1) if s == 0 else n for n, s in strides)
 
     @property
     def nbytes(self) -> int:
@@ -70,10 +68,8 @@ _ALIGNMENT = 16
 
 
 def _offsets(types: Iterable[TensorType]) -> list[int]:
-    offsets = [0]
-    for t in types:
-        offsets.append(offsets[-1] + -(-t.nbytes // _ALIGNMENT) * _ALIGNMENT)
-    return offsets
+    sizes = (-(-t.nbytes // _ALIGNMENT) * _ALIGNMENT for t in types)
+    return [*accumulate(sizes, initial=0)]
 
 
 def buffer_bytes(types: Sequence[TensorType]) -> int:
@@ -126,12 +122,20 @@ def restore(places: Sequence[torch.Tensor], types: Sequence[TensorType]) -> list
     """Tensors as the types say; what has no gaps lies where its part lay."""
     found = []
     for part, kind in zip(places, types, strict=True):
-        strided = part
-        if not dense(kind):
-            strided = TensorType(kind.kept, kind.dtype, kind.stride).empty(part.device)
-            strided.copy_(part)
-        found.append(strided.expand(kind.shape))
+        gaps = replace(kind, shape=kind.kept).empty(part.device) if not dense(kind) else None
+        found.append((part if gaps is None else gaps.copy_(part)).expand(kind.shape))
     return found
+
+
+def lying(types: Iterable[TensorType], strides: Iterable[Iterable[int]]) -> tuple[TensorType, ...]:
+    """Types with the strides that kernels gave, of what has no gaps; without any as they are.
+
+    Traces can tell other strides, and a backward adds up in the order in which its values lie.
+    """
+    pairs = [
+        (t, replace(t, stride=tuple(s) if s else t.stride)) for t, s in zip_longest(types, strides)
+    ]
+    return tuple(new if dense(new) and new.nbytes == old.nbytes else old for old, new in pairs)
 
 
 def places_of(

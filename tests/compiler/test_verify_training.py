@@ -12,6 +12,7 @@ from torch import Tensor, fx, nn
 import pipec
 from pipec.compiler.comparison import SAME_KERNELS, rounding_tolerance
 from pipec.compiler.verify_training import compare_gradients, compare_wide_gradients
+from pipec.frontends.base import LoadOptions
 from pipec.frontends.torch_module import from_module
 from pipec.graph.ir import Graph, OutputKind
 from pipec.graph.written import with_outputs
@@ -222,6 +223,43 @@ def test_a_gradient_that_cancels_is_judged_by_its_rounding(fault: float) -> None
     assert all(c.ok for c in found) == (fault == 0)
     trained = {name for name, _ in module.named_parameters()}
     assert {c.name for c in found if c.kind == "gradient"} == trained
+
+
+class Rows(nn.Module):
+    """A layer whose bias the normalisation behind it cancels, over another dimension."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(16, 16), nn.BatchNorm1d(16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.norm(self.linear(x).transpose(1, 2)).relu().transpose(1, 2)
+        return found
+
+
+@pytest.mark.parametrize("fault", [0.0, 1.0])
+@pytest.mark.parametrize("autocast", ["", "bfloat16"])
+def test_what_cancels_is_judged_by_the_rounding_of_its_dtype(autocast: str, fault: float) -> None:
+    """Also where that is finer than float32's, or weights are finer than what they are cast to."""
+    torch.manual_seed(0)
+    module, x = nn.Sequential(*[Rows() for _ in range(4)], nn.Linear(16, 3)), torch.randn(4, 8, 16)
+    if not autocast:
+        module, x = module.double(), x.double()
+
+    def loss(y: Tensor) -> Tensor:
+        return y.square().mean()
+
+    loaded = from_module(module, x, loss, LoadOptions(training=True, autocast=autocast))
+
+    def gradients(inputs: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        assert loaded.gradients
+        return {n: (1 + fault) * g for n, g in loaded.gradients(inputs, weights).items()}
+
+    plan = staged_graph(loaded.graph, cut(loaded.graph, 2))
+    plan = plan.replace(schedule=scheduled(plan, "gpipe", 2))
+    tolerance = rounding_tolerance(plan.graph, SAME_KERNELS)
+    found = compare_gradients(plan, plan.graph, [loaded.example_inputs], tolerance, 0, gradients)
+    assert all(c.ok for c in found) == (fault == 0)
 
 
 class Followed(nn.Module):

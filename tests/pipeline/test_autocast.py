@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 import pipec
 from pipec.errors import PipecError
+from pipec.graph.ir import origin
 
 ROUNDS, MICROBATCHES, ROWS = 3, 4, 4
 TOKENS, TARGETS = torch.randint(50, (ROWS, 6)), torch.randint(50, (ROWS, 6))
@@ -225,3 +226,21 @@ def test_composite_ops_compute_in_what_autocast_casts_their_parts_to(name: str) 
     for n, w in model.named_parameters():
         if w.grad is not None:
             torch.testing.assert_close(before[n] - found[n], w.grad, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_modules_under_autocast_keep_their_names(inside: bool) -> None:
+    """So that what they save can be computed again by name, and a cut be shown in layers."""
+    layers = [nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.GELU()) for _ in range(3)]
+    model, cast = nn.Sequential(*layers), "" if inside else "bfloat16"
+    if inside:
+        model.forward = torch.autocast("cpu", dtype=torch.bfloat16)(model.forward)  # type: ignore[method-assign]
+    plan = pipec.compile(
+        model, torch.randn(4, 8), "2xcpu", loss=lambda y: y.float().square().mean(),
+        schedule="1f1b", autocast=cast, recompute="1",
+    )  # fmt: skip
+    places = {n.name: origin(n) for n in plan.graph.calls}
+    assert [places[f"gelu{k}"].name for k in ("", "_1", "_2")] == ["0.2", "1.2", "2.2"]
+    assert {places[n.name].name for n in plan.graph.calls if n.name.startswith("linear")} == {
+        f"{k}.{part}" for k in range(3) for part in range(2)
+    }

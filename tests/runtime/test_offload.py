@@ -1,7 +1,7 @@
 """Saved values that wait in host memory: same bits, fewer bytes on the device."""
 
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 import pytest
@@ -9,12 +9,14 @@ import torch
 from torch import nn
 
 from pipec.autodiff.rewrite import offload
+from pipec.compiler.endless import endless
 from pipec.compiler.facts import plan_facts
 from pipec.compiler.reside import save_to_host
 from pipec.plan.model import HostSlot, Plan, StageTiming
 from pipec.runtime.device import Copied
 from pipec.runtime.executor import Settings
 from pipec.runtime.runner import LocalPipeline
+from pipec.runtime.state import restore, state_of
 from pipec.runtime.tensors import TensorType, buffer_bytes, pack, unpack
 from pipec.schedule.action import ActionKind
 from pipec.schedule.channels import Channel, ChannelKind
@@ -279,6 +281,46 @@ def test_offload_changes_no_bit_and_keeps_two_sets_on_the_device() -> None:
     assert worst(got, want) == 0
     assert before == [one[s] * (STAGES - s) for s in range(STAGES)]
     assert after == [min(2, STAGES - s) * one[s] for s in range(STAGES)]  # in use, and coming
+
+
+class Rows(nn.Module):
+    """A normalisation over a dimension that is not the last; its kernel gives other strides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(8, 8), nn.BatchNorm1d(8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.norm(self.linear(x).transpose(1, 2)).transpose(1, 2).relu()
+
+
+def rows() -> nn.Module:
+    return nn.Sequential(*[Rows() for _ in range(4)], nn.Flatten(), nn.Linear(48, 3))
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_what_comes_back_lies_as_it_did_also_from_a_checkpoint(depth: int) -> None:
+    case = Case(rows, nn.functional.cross_entropy, floats(5, 6, 8))
+    plain = staged(case, seeded(case), 4)
+    pipelines = []
+    for plan in (plain, *[hosted(plain, 1, depth)] * 2):
+        plan = plan.replace(schedule=scheduled(plan, "pipedream", MICROBATCHES))  # noqa: PLW2901
+        run = partial(LocalPipeline, plan, batches(case, plan.graph), Settings(sgd))
+        pipelines.append(run(schedule=endless(plan)))
+    plain_run, first, again = pipelines
+    want = [plain_run.round().losses for _ in range(2)]
+    assert first.round().losses == want[0]
+    waiting = list[object]()
+    for executor, other in zip(first.executors, again.executors, strict=True):
+        entries = {n: t.clone() for n, t in state_of(executor).items()}
+        restore(other, entries)
+        waiting += other.moves.state()["host" if depth < 2 else "coming"]
+    assert waiting
+    assert again.round().losses == first.round().losses == want[1]
+    for pipeline in pipelines:
+        pipeline.drain()
+    states = [p.state_dict() for p in pipelines]
+    assert worst(states[1], states[0]) == worst(states[2], states[0]) == 0
 
 
 def test_deleting_the_copies_of_one_stage_raises_its_peak() -> None:
