@@ -291,7 +291,8 @@ class Rows(nn.Module):
         self.linear, self.norm = nn.Linear(8, 8), nn.BatchNorm1d(8)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.norm(self.linear(x).transpose(1, 2)).transpose(1, 2).relu()
+        found: torch.Tensor = self.norm(self.linear(x).transpose(1, 2)).transpose(1, 2)
+        return x + found.relu()
 
 
 def rows() -> nn.Module:
