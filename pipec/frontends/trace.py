@@ -252,11 +252,7 @@ def decompose(
     """
     _refuse_control_flow(program, hint)
     specs = program.graph_signature.input_specs
-    trained = (
-        []
-        if not differentiable
-        else [s.arg.name for s in specs if s.kind is export.InputKind.PARAMETER]
-    )
+    trained = [s.arg.name for s in specs if differentiable and s.kind is export.InputKind.PARAMETER]
     explicit_no_grad(program.graph_module, trained)
     with user_code("the traced model cannot be cast by autocast", hint), quiet():
         explicit_casts(program.graph_module)
@@ -266,6 +262,10 @@ def decompose(
             spec.arg.name = node.name
     if is_functional(program):
         return program
+    state = program.state_dict
+    for node, spec in zip(program.graph.nodes, specs, strict=False):
+        if spec.kind is export.InputKind.BUFFER and not node.users and spec.target in state:
+            state[spec.target] = state[spec.target].clone()  # another name of a buffer that changes
     with user_code("the traced model cannot be made functional"), quiet(), quick_tracing():
         result: ExportedProgram = program.run_decompositions({})
     return result

@@ -313,3 +313,30 @@ def test_a_sparse_gradient_is_refused() -> None:
     graph = trace(model, (torch.arange(3),), loss=loss, source=Source("memory", "test"))
     with pytest.raises(GraphError, match="sparse=False"):
         make_plan(graph, parse_cluster("2xh100"), passes=default_passes(stages=2))
+
+
+def normalised_twice() -> nn.Module:
+    """One normalisation under two names, and a buffer that nothing reads."""
+    norm = nn.BatchNorm1d(8)
+    norm.register_buffer("unread", torch.ones(2), persistent=False)
+    return nn.Sequential(nn.Linear(8, 8), norm, nn.Tanh(), norm, nn.Linear(8, 3))
+
+
+def test_a_normalisation_that_runs_twice_trains_as_in_one_process() -> None:
+    case = Case(normalised_twice, F.cross_entropy, floats(8, 8))
+    module = seeded(case)
+
+    def sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr=0.1)
+
+    args, target = case.batch(0)
+    plan = pipec.compile(
+        module, args, "2xcpu", loss=(case.loss, target), schedule="1f1b", microbatches=4
+    )
+    pipeline = LocalPipeline(plan, batches(case, plan.graph), Settings(sgd))
+    losses, want = accumulated(case, module, sgd, 2, 4)
+    assert pipeline.run(2) == pytest.approx(losses, rel=1e-6)
+    found = pipeline.state_dict()
+    assert int(found["1.num_batches_tracked"]) == int(found["3.num_batches_tracked"]) == 16
+    for name, w in want.items():
+        torch.testing.assert_close(found[name], w, rtol=1e-5, atol=1e-6)
