@@ -85,15 +85,15 @@ def _find_unordered(prepared: Prepared) -> Iterator[str]:
     device = np.append(schedule.device, [-1, -1])
     for column in waits.columns:
         missing = np.flatnonzero(column == count + 1)
-        for index in missing[:MOST].tolist():
+        for index in missing.tolist():
             yield f"{schedule[index]} waits for an action that is not in the schedule"
         here = device[column] == schedule.device
-        for index in np.flatnonzero(here & (column > np.arange(count)))[:MOST].tolist():
+        for index in np.flatnonzero(here & (column > np.arange(count))).tolist():
             yield f"{schedule[index]} stands before {schedule[int(column[index])]}, which it needs"
     for steps, awaited in waits.joint:
         last = np.zeros(schedule.devices, dtype=np.int64)
         np.maximum.at(last, device[awaited], awaited)
-        for index in steps[last[device[steps]] > steps][:MOST].tolist():
+        for index in steps[last[device[steps]] > steps].tolist():
             needs = schedule[int(last[device[index]])]
             yield f"{schedule[index]} stands before {needs}, which it needs"
     yield from _early_reductions(prepared)
@@ -140,7 +140,7 @@ def _messages(schedule: Schedule, rows: Int64) -> Int64:
 
 def _find_wrong(prepared: Prepared) -> Iterator[str]:
     schedule, want = prepared.schedule, derive_versions(prepared.schedule)
-    for index in np.flatnonzero(want != schedule.version)[:MOST].tolist():
+    for index in np.flatnonzero(want != schedule.version).tolist():
         action, rule = schedule[index], schedule.rule.name
         used, right = f"{action} uses version {action.version}", f"rule {rule} wants {want[index]}"
         yield f"{used}, {right}"
@@ -157,6 +157,6 @@ def _find_mixed(prepared: Prepared) -> Iterator[str]:
     goes_into = s.rule.update_of(s.microbatch[rows], replicas)
     wanted = np.where(steps[rows], s.version[rows], goes_into)
     made = count_before(s, steps)[rows]
-    for index in np.flatnonzero(wanted != made + 1)[:MOST].tolist():
+    for index in np.flatnonzero(wanted != made + 1).tolist():
         belongs = f"{s[int(rows[index])]} belongs to update {wanted[index]}"
         yield f"{belongs} but stands behind {made[index]} steps of its stage"

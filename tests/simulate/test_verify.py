@@ -164,6 +164,19 @@ def test_findings_are_told_in_words() -> None:
         verify(rearranged(schedule, swapped.tolist()))
 
 
+@pytest.mark.parametrize(
+    ("wrong", "more"), [(20, ""), (21, "; ... and 1 more"), (64, "; ... and 44 more")]
+)
+def test_of_many_findings_the_first_are_named_and_the_others_counted(wrong: int, more: str) -> None:
+    schedule = generate("1f1b", 4, 8)
+    rows = schedule.version.copy()
+    rows[:wrong] = 3
+    with pytest.raises(ScheduleError) as caught:
+        verify(schedule.replace(version=rows))
+    assert str(caught.value).count("uses version 3") == 20
+    assert str(caught.value).endswith("rule flush wants 0" + more)
+
+
 def test_a_microbatch_on_another_replica_is_caught() -> None:
     """Even where all that it does is there, in order: messages go by the number."""
     schedule = generate("1f1b{replicas=2}", 2, 4)
