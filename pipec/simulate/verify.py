@@ -17,16 +17,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from pipec.errors import ScheduleError
+from pipec.errors import ScheduleError, list_lines
 from pipec.schedule.action import ActionKind
 from pipec.schedule.assign import count_before, derive_versions
 from pipec.schedule.schedule import Int64, Schedule
 from pipec.simulate.complete import find_incomplete
 from pipec.simulate.deadlock import check_done
 from pipec.simulate.engine import Prepared, run
-
-MOST = 20
-"""Findings that one error lists."""
 
 
 def verify(schedule: Schedule) -> None:
@@ -59,8 +56,7 @@ def check(schedule: Schedule | Prepared, *, only_complete: bool = False) -> None
     prepared = Prepared.of(schedule)
     found = list((_find_incomplete if only_complete else findings)(prepared))
     if found:
-        more = [f"... and {len(found) - MOST} more"] if len(found) > MOST else []
-        name, got = prepared.schedule.name, "; ".join([*found[:MOST], *more])
+        name, got = prepared.schedule.name, list_lines(found)
         raise ScheduleError("the schedule is not right", where=name, got=got)
 
 

@@ -165,7 +165,7 @@ def test_findings_are_told_in_words() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "more"), [(20, ""), (21, "; ... and 1 more"), (64, "; ... and 44 more")]
+    ("wrong", "more"), [(20, ""), (21, "\n    (+1 more)"), (64, "\n    (+44 more)")]
 )
 def test_of_many_findings_the_first_are_named_and_the_others_counted(wrong: int, more: str) -> None:
     schedule = generate("1f1b", 4, 8)
