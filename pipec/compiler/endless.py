@@ -9,7 +9,7 @@ from pipec.compiler.complete import complete
 from pipec.compiler.timeline import plan_timeline
 from pipec.errors import PlanError
 from pipec.plan.model import Plan
-from pipec.schedule.endless import window
+from pipec.schedule.endless import check_round, window
 from pipec.schedule.registry import generate
 from pipec.schedule.schedule import Schedule
 
@@ -49,16 +49,21 @@ def round_of(plan: Plan) -> Round:
         plan: Timed, with a schedule without a flush.
 
     Raises:
-        PlanError: As `endless`.
+        PipecError: As `endless`.
     """
     own = plan.order
-    make = _lengthen(plan, own)
-    half = 1 + 4 * own.stages // own.microbatches  # the pipeline is full long before
+    check_round(own)
+    make, half = _lengthen(plan, own), fill(own)
     begun, whole = (plan_timeline(plan, make(n * own.microbatches)) for n in (half, 2 * half))
     seconds = whole.seconds - begun.seconds
     busy = float(whole.busy.sum() - begun.busy.sum())
     bubble = 1 - busy / (seconds * own.devices) if seconds else 0.0
     return Round(seconds / half, bubble, tuple(whole.peak_bytes))
+
+
+def fill(schedule: Schedule) -> int:
+    """Rounds behind which the pipeline of an undrained run has long been full; 1 if all drain."""
+    return 1 if drains(schedule) else 1 + 4 * schedule.stages // schedule.microbatches
 
 
 def drains(schedule: Schedule) -> bool:

@@ -276,8 +276,7 @@ class Fit:
             return self._sum(self._wanted) - np.maximum(self.excess(self.plain), 0.0)
         light = [replace(c, nbytes=0) if c.kind in _SAVED else c for c in self.schedule.channels]
         bare = timeline_of(self.foresight.facts, self.schedule.replace(channels=tuple(light)))
-        left: Floats = self.limits - np.array(bare.peak_bytes)
-        return left
+        return np.subtract(self.limits, bare.peak_bytes, dtype=np.float64)
 
     def _cap(self, room: Floats, floors: dict[int, float], stage: int, device: int) -> float:
         """A stage's part of the room of a device; the others' that can take no less is theirs."""
@@ -294,11 +293,10 @@ class Fit:
             return self._choose(stage, room, floors)
         except DoesNotFitError as error:
             device = min(self._homes[stage], key=lambda d: room[d])
-            limit = self.limits[device]
             raise PassError(
                 f"stage {stage} does not fit device {device}, with all that may move or be "
                 "recomputed",
-                where=f"{limit:,.0f} bytes of memory",
+                where=f"{self.limits[device]:,.0f} bytes of memory",
                 got=f"{error.least:,.0f} bytes of saved values at least",
                 want=f"{error.cap:,.0f} bytes, which is what all else leaves: "
                 f"{error.least - error.cap:,.0f} bytes short",
@@ -402,20 +400,19 @@ class Fit:
         return PassError(
             f"schedule {spell(self.schedule)} does not fit device {device}, with all that may "
             + " or ".join(a for a in allowed if allowed[a]),
-            where=f"{limit:,.0f} bytes of memory",
-            got=f"{peak:,.0f} bytes at least",
+            where=f"{limit:,.0f} bytes of memory", got=f"{peak:,.0f} bytes at least",
             want=f"{limit:,.0f} bytes: {peak - limit:,.0f} bytes short",
             hint=self._hint(found.plan),
-        )
+        )  # fmt: skip
 
     def _other(self, plan: Plan) -> str | None:
         """A schedule, or a count of microbatches, with which the stages of a plan, as cut, fit."""
-        name, m, n = self.schedule.name, self.schedule.microbatches, len(self.plan.stages)
-        given = self.schedule.options
+        name, n, given = self.schedule.name, len(self.plan.stages), self.schedule.options
+        m = self.schedule.microbatches if self.schedule.rule.flush else n
         others = {k: v for k, v in placing(self.schedule).items() if k != "chunks"}
         tries = (name, given, m // 2), ("1f1b", others, m), ("1f1b", others, max(n, m // 2))
         for other, options, count in tries:
-            if count < 1 or (other, count) == (name, m):
+            if count < 1 or (other == name and not count < m * self.schedule.rule.flush):
                 continue
             try:
                 compute = generate(other, n, count, **options)

@@ -31,10 +31,8 @@ def with_replicas(schedule: str, plan: Plan) -> str:
     name, options = parse_one(schedule, ScheduleError)
     if name != "pipedream" or options.get("replicas") != AUTO:
         return schedule
-    if plan.placement is not None:
-        counts = [len(devices) for devices in plan.placement.forward]
-    else:
-        counts = choose_replicas(plan)
+    place = plan.placement
+    counts = [len(devices) for devices in place.forward] if place else choose_replicas(plan)
     return format_options(name, {**options, "replicas": counts})
 
 

@@ -5,6 +5,7 @@ What the passes ``insert-offload`` and ``insert-recompute`` share; they differ i
 
 import difflib
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
@@ -15,6 +16,7 @@ from pipec.autodiff.model import Training
 from pipec.autodiff.recompute import everything
 from pipec.autodiff.rewrite import lineage, offload, reads_trained, recompute_values
 from pipec.compiler.complete import complete, host_channels
+from pipec.compiler.endless import drains, fill, round_of
 from pipec.compiler.fates import KEPT, Fates, host_slots
 from pipec.compiler.fit import Apply, Fit, Fitted, PredictedChoice
 from pipec.compiler.refine import Search
@@ -23,7 +25,7 @@ from pipec.compiler.residency import list_saved, list_work
 from pipec.compiler.timeline import plan_timeline
 from pipec.compiler.working import Rewrites
 from pipec.cost.table import CostTable
-from pipec.errors import PassError
+from pipec.errors import PassError, PipecError
 from pipec.graph.eager import is_tape
 from pipec.graph.ir import origin
 from pipec.plan.model import STATE_WAITS, HostSlot, Plan, Stage
@@ -44,6 +46,8 @@ LIMIT = "memory_limit"
 def find_schedule(plan: Plan, generator: str, microbatches: int) -> Schedule:
     """The plan's schedule, or a named one where it has none yet.
 
+    One without a flush is as long as a run that is not drained needs to be full.
+
     Raises:
         PassError: The model has no loss.
     """
@@ -54,8 +58,9 @@ def find_schedule(plan: Plan, generator: str, microbatches: int) -> Schedule:
         )
     if plan.schedule is not None:
         return plan.schedule
-    name = with_replicas(generator, plan)
-    return complete(generate(name, len(plan.stages), microbatches), plan)
+    name, stages = with_replicas(generator, plan), len(plan.stages)
+    rounds = fill(generate(name, stages, microbatches))
+    return complete(generate(name, stages, rounds * microbatches), plan)
 
 
 def fit_memory(
@@ -77,11 +82,10 @@ def fit_memory(
     """
     if plan.slots:
         raise PassError(
-            "saved values wait in host memory already",
-            got=", ".join(s.name for s in plan.slots),
+            "saved values wait in host memory already", got=", ".join(s.name for s in plan.slots),
             hint="choose recomputation and offload together, before the pass schedule: "
             "insert-offload{recompute=true}",
-        )
+        )  # fmt: skip
     if values:
         if limit is not None or (recompute and host):
             got = "a memory limit, or a choice between recompute and offload, beside names"
@@ -130,10 +134,9 @@ def rest_state(
     for device in plan.cluster.devices:
         if device.fpga or not device.host_bandwidth > 0:
             raise PassError(
-                "the optimizer's state cannot wait in host memory",
-                got=f"device {device.kind}",
+                "the optimizer's state cannot wait in host memory", got=f"device {device.kind}",
                 want="devices with a way to host memory, and target torch",
-            )
+            )  # fmt: skip
     order = find_schedule(plan, generator, microbatches)
     count, tried = int((order.kind <= ActionKind.W).sum()), list[tuple[Plan, Timeline]]()
     for beside in [0, *(1 << k for k in range((count // order.devices).bit_length()))]:
@@ -152,17 +155,17 @@ def check_limit(plan: Plan, timeline: Timeline) -> None:
     Raises:
         PassError: What was fitted for one schedule does not fit the one that is run.
     """
-    limit = plan.options.get(LIMIT)
-    peak = max(timeline.peak_bytes)
-    if isinstance(limit, float) and peak > limit:
+    limit, peaks = plan.options.get(LIMIT), timeline.peak_bytes
+    with suppress(PipecError):  # one that always drains
+        peaks = peaks if limit is None or drains(plan.order) else round_of(plan).peak_bytes
+    if isinstance(limit, float) and (peak := max(peaks)) > limit:
         name, count = spell(plan.order), plan.order.microbatches
         raise PassError(
             "saved values were fitted to a limit for another schedule than the one that is run",
-            where=f"device {timeline.peak_bytes.index(peak)}",
+            where=f"device {peaks.index(peak)}", want=f"{limit:,.0f} bytes",
             got=f"{peak:,.0f} bytes under {name} with {count} microbatches",
-            want=f"{limit:,.0f} bytes",
             hint=f"give it to the memory pass too: generator={name} microbatches={count}",
-        )
+        )  # fmt: skip
 
 
 WARY = 0.5
@@ -222,10 +225,8 @@ def make_applier(plan: Plan, schedule: Schedule) -> Apply:
         if plan.schedule is not None and not apart:
             slots = host_channels(new.slots)
             return new, insert_offload(schedule, slots) if slots else schedule
-        compute = generate(
-            schedule.name, len(plan.stages), schedule.microbatches, **schedule.options
-        )
-        return new, complete(compute, new)
+        name, count = schedule.name, schedule.microbatches
+        return new, complete(generate(name, len(plan.stages), count, **schedule.options), new)
 
     return apply
 
@@ -370,8 +371,7 @@ def _names_nothing(pattern: str, places: set[str], *, host: bool) -> PassError:
     near = difflib.get_close_matches(pattern, places, n=3, cutoff=0.4) or sorted(places)[:3]
     what = "waits in host memory" if host else "can be computed again"
     return PassError(
-        f"nothing of this name {what}",
-        got=pattern,
+        f"nothing of this name {what}", got=pattern,
         want="a module of which something can, such as " + ", ".join(near) if near else None,
         hint="pipec inspect OUT lists what stages save",
-    )
+    )  # fmt: skip

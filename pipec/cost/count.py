@@ -130,9 +130,7 @@ def backward_ratio(
     if counter.is_product(node):
         operands = [n for n in wanted if any(t.ndim > 1 for t in tensors(n))]  # no bias
         return float(max(1, min(2, len(operands))))
-    if table in wanted:
-        return 1.0 + nbytes(table) / max(1, 2 * nbytes(node))
-    return 1.0
+    return 1.0 + nbytes(table) / max(1, 2 * nbytes(node)) if table in wanted else 1.0
 
 
 def _floating(node: fx.Node) -> bool:

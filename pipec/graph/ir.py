@@ -304,6 +304,4 @@ def op_name(node: fx.Node) -> str:
     """The op of a node as people write it: ``aten.mm.default``, ``getitem``, ``placeholder``."""
     if node.op != "call_function":
         return node.op
-    if node.target is operator.getitem:
-        return "getitem"
-    return str(node.target)
+    return "getitem" if node.target is operator.getitem else str(node.target)

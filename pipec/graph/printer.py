@@ -162,9 +162,7 @@ def _special(kind: str, value: Any) -> str:
         return f"float({value!r})"
     if kind == "complex":
         return f"complex({value[0]}, {value[1]})"
-    if kind == "device":
-        return f"device({str(value)!r})"
-    return f"torch.{_word(value)}"
+    return f"device({str(value)!r})" if kind == "device" else f"torch.{_word(value)}"
 
 
 def _type(kind: object) -> str:

@@ -92,9 +92,7 @@ def _finite(data: Any) -> Any:
         return data if abs(data) != float("inf") and data == data else None  # noqa: PLR0124
     if isinstance(data, Mapping):
         return {str(k): _finite(v) for k, v in data.items()}
-    if isinstance(data, list | tuple):
-        return [_finite(v) for v in data]
-    return data
+    return [_finite(v) for v in data] if isinstance(data, list | tuple) else data
 
 
 def _file(name: str) -> str:

@@ -87,8 +87,9 @@ def _print_balance(data: Data, console: Console) -> None:
         return
     gap = "proven optimal" if balance["proven"] else f"at most {balance['gap']:.1%} above optimum"
     step = f"step {show(balance['step_seconds'], 's')}, " if balance["step_seconds"] else ""
-    again = (data["schedule"] or {}).get("round_seconds")
-    step += f"without draining {show(again, 's')} a round, " if again else ""
+    if "round_seconds" in (data["schedule"] or {}):
+        again = data["schedule"]["round_seconds"]
+        step += f"without draining {show(again, 's')} a round, " if again else "only with --drain, "
     console.print(
         f"balance: slowest stage {show(balance['slowest_seconds'], 's')}, "
         f"mean/slowest {balance['mean_over_slowest']:.1%}, {step}"

@@ -7,7 +7,7 @@ from typing import Any
 from torch import fx
 
 from pipec.cluster.units import show
-from pipec.compiler.endless import drains, round_of
+from pipec.compiler.endless import Round, drains, round_of
 from pipec.cost.flops import FlopCounter
 from pipec.errors import PipecError
 from pipec.graph.ir import GROWTH, InputKind, OutputKind, nbytes, op_name, origin
@@ -31,6 +31,7 @@ def plan_data(plan: Plan, heaviest: int = 10) -> Data:
         ``explored``, ``options``; and ``growth``, what a loss that adds up is of one, two and
         three equal rows.
     """
+    again = _next_round(plan)
     return {
         "model": plan.graph.source.location,
         "kind": plan.graph.source.kind,
@@ -46,9 +47,9 @@ def plan_data(plan: Plan, heaviest: int = 10) -> Data:
             for name, stages in plan.find_tied().items()
         },
         "guessed": list_guessed(plan),
-        "memory": memory_data(plan),
+        "memory": memory_data(plan, again),
         "idle_devices": list_idle(plan),
-        "schedule": _schedule_data(plan),
+        "schedule": _schedule_data(plan, again),
         "explored": [dataclasses.asdict(t) for t in plan.explored],
         "options": dict(plan.options),
         "growth": plan.graph.source.options.get(GROWTH, []),
@@ -192,15 +193,15 @@ def list_idle(plan: Plan) -> list[int]:
     return [d for d in range(plan.cluster.size) if d not in used]
 
 
-def memory_data(plan: Plan) -> list[Data]:
+def memory_data(plan: Plan, again: Round | None = None) -> list[Data]:
     """Per device that holds a stage: bytes needed and bytes there.
 
     What is needed is the peak of the simulated schedule, if that was played with the values that
-    a device holds: in training once stages are differentiated.
+    a device holds: in training once stages are differentiated. A run that goes on holds ``again``.
     """
     held: dict[int, int] = {}
     if plan.timeline is not None and (plan.differentiated or not plan.trains):
-        held = {device: int(peak) for device, peak in enumerate(plan.timeline.peak_bytes)}
+        held = {k: int(peak) for k, peak in enumerate((again or plan.timeline).peak_bytes)}
     for stage in plan.stages if not held else ():
         timed = stage.index < len(plan.timing)
         need = plan.timing[stage.index].memory_bytes if timed else stage.graph.weight_bytes
@@ -217,7 +218,14 @@ def _devices(plan: Plan, stage: int) -> tuple[int, ...]:
     return plan.placement.forward[stage] if plan.placement else ()
 
 
-def _schedule_data(plan: Plan) -> Data | None:
+def _next_round(plan: Plan) -> Round | None:
+    """What a run takes that goes on without draining; None if all drain, or it can not."""
+    with suppress(PipecError):
+        return None if plan.timeline is None or drains(plan.order) else round_of(plan)
+    return None
+
+
+def _schedule_data(plan: Plan, again: Round | None) -> Data | None:
     if plan.schedule is None:
         return None
     s = plan.schedule
@@ -225,8 +233,7 @@ def _schedule_data(plan: Plan) -> Data | None:
     if plan.timeline is not None:
         data["seconds"] = plan.timeline.seconds
         if not drains(s):
-            with suppress(PipecError):  # no generator makes it longer
-                data["round_seconds"] = round_of(plan).seconds
+            data["round_seconds"] = again and again.seconds
     return data
 
 

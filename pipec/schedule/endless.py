@@ -43,15 +43,7 @@ def window(make: Callable[[int], Schedule], microbatches: int) -> Schedule:
         ScheduleError: A round is no whole number of updates, or rounds never become alike.
     """
     once = make(microbatches)
-    size = once.rule.update_every * lcm(*map(len, once.placement.backward))
-    if microbatches % size:
-        raise ScheduleError(
-            "without draining, a round must be a whole number of updates",
-            where=f"schedule {once.name}",
-            got=f"{microbatches} microbatches",
-            want=f"a multiple of {size}",
-            hint="drain the pipeline after every round: drain=True, --drain",
-        )
+    check_round(once)
     for lag in range(1, _MOST):
         whole = make((2 * lag + 1) * microbatches)  # its own end is as long as its beginning
         first = (lag - 1) * microbatches
@@ -61,6 +53,22 @@ def window(make: Callable[[int], Schedule], microbatches: int) -> Schedule:
         if len(found) and _is_repeat(before, found, updates_per_round(found)):
             return found
     raise ScheduleError("rounds of the schedule never become alike", where=once.name)
+
+
+def check_round(schedule: Schedule) -> None:
+    """Refuse a round behind which a run cannot go on undrained.
+
+    Raises:
+        ScheduleError: It is no whole number of updates.
+    """
+    size = schedule.rule.update_every * lcm(*map(len, schedule.placement.backward))
+    if size and schedule.microbatches % size:
+        raise ScheduleError(
+            "without draining, a round must be a whole number of updates",
+            where=f"schedule {schedule.name}", got=f"{schedule.microbatches} microbatches",
+            want=f"a multiple of {size}",
+            hint="drain the pipeline after every round: drain=True, --drain",
+        )  # fmt: skip
 
 
 def updates_per_round(schedule: Schedule) -> Int64:

@@ -15,6 +15,7 @@ from pipec.autodiff.model import Training
 from pipec.autodiff.rewrite import recompute_values
 from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.driver import make_plan
+from pipec.compiler.endless import round_of
 from pipec.compiler.fates import Fates
 from pipec.compiler.fit import Fit, Residency
 from pipec.compiler.pass_base import Pass
@@ -34,6 +35,7 @@ from pipec.passes.insert_recompute import InsertRecompute
 from pipec.plan.model import Plan, Stage
 from pipec.plan.rules.verify import verify
 from pipec.plan.store import load_plan, write_plan
+from pipec.report.plan_data import plan_data
 from pipec.residency.problem import KEEP, RECOMPUTE
 from pipec.runtime.executor import Settings
 from pipec.runtime.runner import LocalPipeline
@@ -433,3 +435,28 @@ def test_working_bytes_are_those_of_the_rewritten_graphs() -> None:
         assert told(decision).alive == max(working.values())
         assert told(decision).nbytes == max(working.values()) + 3 * more
         assert rewrites.of(frozenset(again)).working == working
+
+
+@pytest.mark.parametrize("name", ["pipedream", "pipemare"])
+def test_a_limit_holds_in_rounds_that_are_not_drained(name: str) -> None:
+    """Two microbatches fill a pipeline of four stages only where a run goes on."""
+    order = f"generator={name} microbatches=2"
+    run = f"schedule{{{order}}},simulate"
+    plain = run_passes(parse_pipeline(run), plan_of())
+    assert plain.timeline
+    drained, full = max(plain.timeline.peak_bytes), max(round_of(plain).peak_bytes)
+    assert max(row["needed_bytes"] for row in plan_data(plain)["memory"]) == int(full) > drained
+    memory = f"insert-offload{{memory-limit={drained} {order}}}"
+    fitted = run_passes(parse_pipeline(f"{memory},{run}"), plan_of())
+    assert max(round_of(fitted).peak_bytes) <= drained
+    between = plain.replace(options={**plain.options, "memory_limit": (drained + full) / 2})
+    with pytest.raises(PassError, match="fitted to a limit for another schedule"):
+        run_passes(parse_pipeline("simulate"), between)
+
+
+def test_other_counts_of_microbatches_free_nothing_without_a_flush() -> None:
+    order = "generator=pipedream microbatches=8"
+    limit = 0.2 * peak_of_plain()
+    with pytest.raises(PassError) as caught:
+        run_passes(parse_pipeline(f"insert-offload{{memory-limit={limit} {order}}}"), plan_of())
+    assert "schedule pipedream with" not in str(caught.value)

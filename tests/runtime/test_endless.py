@@ -8,9 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from pipec.compiler.endless import endless
+from pipec.compiler.pass_manager import parse_pipeline, run_passes
 from pipec.errors import PipecError
 from pipec.pipeline.pipeline import Pipeline
 from pipec.plan.model import Plan
+from pipec.report.plan_data import plan_data
 from pipec.runtime.checkpoint import Checkpoints
 from pipec.runtime.executor import Settings
 from pipec.runtime.rules import Correction, delays
@@ -187,6 +189,12 @@ def test_a_round_that_is_no_whole_number_of_updates_is_refused() -> None:
         PipecError, match=r"whole number of updates(.|\n)*multiple of 4(.|\n)*drain"
     ):
         endless(plan)
+    plan = plan_of(Tagger(), "pipedream")
+    order = scheduled(plan, "pipedream", 3, update_every=2)
+    data = plan_data(
+        run_passes(parse_pipeline("simulate"), plan.replace(schedule=order, timeline=None))
+    )
+    assert data["schedule"]["round_seconds"] is None
 
 
 def test_a_schedule_that_its_generator_does_not_make_is_refused() -> None:

@@ -144,9 +144,7 @@ def merge(atoms: Sequence[Atom]) -> tuple[Atom, ...]:
 
 def standard_order(shape: Sequence[int]) -> tuple[int, ...]:
     """The axis order at a cut: channels last for maps (``[N, C, H, W]``), else as it is."""
-    if len(shape) == 4:
-        return (0, 2, 3, 1)
-    return tuple(range(len(shape)))
+    return (0, 2, 3, 1) if len(shape) == 4 else tuple(range(len(shape)))
 
 
 def permutation(have: View, want: View) -> tuple[tuple[int, ...], tuple[int, ...]] | None:

@@ -81,9 +81,7 @@ _ARITHMETIC: dict[str, Callable[..., Tensor]] = {
 def unary(ctx: Context, x: Tensor) -> Result:
     """A function of one tensor."""
     function = _UNARY[ctx.node.op_type]
-    if ctx.node.op_type in _KEPT:
-        return narrow(function(widen(x)), x)
-    return function(x)
+    return narrow(function(widen(x)), x) if ctx.node.op_type in _KEPT else function(x)
 
 
 def operands(ctx: Context, a: Value, b: Value) -> tuple[Any, Any]:
