@@ -62,11 +62,11 @@ def check_round(schedule: Schedule) -> None:
         ScheduleError: It is no whole number of updates.
     """
     size = schedule.rule.update_every * lcm(*map(len, schedule.placement.backward))
-    if size and schedule.microbatches % size:
+    if not size or schedule.microbatches % size:
         raise ScheduleError(
             "without draining, a round must be a whole number of updates",
             where=f"schedule {schedule.name}", got=f"{schedule.microbatches} microbatches",
-            want=f"a multiple of {size}",
+            want=f"a multiple of {size}" if size else "several microbatches per update",
             hint="drain the pipeline after every round: drain=True, --drain",
         )  # fmt: skip
 

@@ -19,8 +19,9 @@ from pipec.runtime.rules import Correction, delays
 from pipec.runtime.runner import LocalPipeline
 from pipec.runtime.shares import Shares
 from pipec.runtime.train import train
-from pipec.schedule.endless import updates_per_round
+from pipec.schedule.endless import check_round, updates_per_round
 from pipec.schedule.schedule import Schedule
+from pipec.schedule.versions import VersionRule
 from tests.autodiff.chain import Case, worst
 from tests.autodiff.zoo import CASES, seeded
 from tests.pipeline.test_pipeline import LOSS, Batch, Tagger, buckets, parts_of, plan_of, sgd
@@ -195,6 +196,9 @@ def test_a_round_that_is_no_whole_number_of_updates_is_refused() -> None:
         run_passes(parse_pipeline("simulate"), plan.replace(schedule=order, timeline=None))
     )
     assert data["schedule"]["round_seconds"] is None
+    never = order.replace(rule=VersionRule("stash"))  # one update, at the end of what never ends
+    with pytest.raises(PipecError, match="whole number of updates"):
+        check_round(never)
 
 
 def test_a_schedule_that_its_generator_does_not_make_is_refused() -> None:

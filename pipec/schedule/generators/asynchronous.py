@@ -49,12 +49,15 @@ def pipedream(
         sync: "stash": B uses the version of F. "vertical": so do all stages.
 
     Raises:
-        ScheduleError: Replicas do not fit, or minibatches cannot be dealt out evenly.
+        ScheduleError: Replicas or an option do not fit, or minibatches are not dealt out evenly.
     """
     counts = list(replicas or [1] * stages)
     _check_replicas(counts, stages, microbatches)
-    if sync not in ("stash", "vertical"):
-        raise ScheduleError("pipedream has no such sync", got=sync, want="stash or vertical")
+    if sync not in ("stash", "vertical") or update_every < 1:
+        raise ScheduleError(
+            "no such pipedream schedule", got=f"sync={sync}, update_every={update_every}",
+            want="sync=stash or vertical, update_every of 1 or more",
+        )  # fmt: skip
     workers = sum(counts)
     rows = []
     for stage, count in enumerate(counts):
@@ -78,10 +81,9 @@ def _check_replicas(counts: list[int], stages: int, microbatches: int) -> None:
     even = math.lcm(*counts)
     if microbatches % even:
         raise ScheduleError(
-            "microbatches cannot be dealt out evenly to the replicas",
+            "microbatches cannot be dealt out evenly to the replicas", want=f"a multiple of {even}",
             got=f"{microbatches} microbatches, replicas {counts}",
-            want=f"a multiple of {even}",
-        )
+        )  # fmt: skip
 
 
 def pipedream_2bw(stages: int, microbatches: int, update_every: int = 0) -> Schedule:
@@ -102,13 +104,9 @@ def pipedream_2bw(stages: int, microbatches: int, update_every: int = 0) -> Sche
         )
     rule = VersionRule("2bw", every)
     return alternating(
-        "pipedream-2bw",
-        stages,
-        microbatches,
-        lambda s: stages - 1 - s,
-        rule=rule,
+        "pipedream-2bw", stages, microbatches, lambda s: stages - 1 - s, rule=rule,
         update_every=every,
-    )
+    )  # fmt: skip
 
 
 def pipemare(
@@ -129,10 +127,9 @@ def pipemare(
     """
     if slots not in ("alternating", "concurrent") or update_every < 1:
         raise ScheduleError(
-            "no such pipemare schedule",
-            got=f"slots={slots}, update_every={update_every}",
+            "no such pipemare schedule", got=f"slots={slots}, update_every={update_every}",
             want="slots=alternating or concurrent, update_every of 1 or more",
-        )
+        )  # fmt: skip
     both = slots == "concurrent"
     return alternating(
         "pipemare",
