@@ -79,6 +79,45 @@ def test_bound_below_optimum_below_choice(problem: Problem) -> None:
     assert play(problem, found.decision, found.slots).seconds == found.seconds
 
 
+def with_units(problem: Problem, slower: float, larger: float) -> Problem:
+    """The same with other units of seconds and bytes."""
+    return replace(
+        problem,
+        nbytes=problem.nbytes * larger,
+        recompute=problem.recompute * slower,
+        forward=problem.forward * slower,
+        backward=problem.backward * slower,
+        cap=problem.cap * larger,
+        bandwidth=problem.bandwidth * larger / slower,
+    )
+
+
+UNITS = {"slower": st.sampled_from([2.0**-20, 2.0**10]), "larger": st.sampled_from([1.0, 2.0**30])}
+"""Real stages take microseconds and save gigabytes; those of other tests do not."""
+
+
+@settings(max_examples=300, deadline=None)
+@given(problem=problems(), **UNITS)
+def test_the_bound_has_no_unit_of_its_own(problem: Problem, slower: float, larger: float) -> None:
+    least = bound(problem).added_seconds / problem.step_seconds
+    scaled = with_units(problem, slower, larger)
+    again = bound(scaled).added_seconds / scaled.step_seconds
+    assert again == pytest.approx(least, rel=1e-6, abs=1e-6)
+
+
+@settings(max_examples=30, deadline=None)
+@given(problem=problems(), **UNITS)
+def test_the_choice_has_no_unit_of_its_own(problem: Problem, slower: float, larger: float) -> None:
+    scaled = with_units(problem, slower, larger)
+    try:
+        found = choose(problem)
+    except PartitionError:
+        with pytest.raises(PartitionError, match="do not fit"):
+            choose(scaled)
+        return
+    assert choose(scaled).seconds == pytest.approx(found.seconds * slower, rel=2e-3)
+
+
 def stage(cap: float, bandwidth: float, flight: int = 4) -> Problem:
     """Four values of 10 bytes, 1 s to recompute each; forward 4 s, backward 8 s."""
     return Problem(np.full(4, 10.0), np.ones(4), 4.0, 8.0, cap, bandwidth, flight)
