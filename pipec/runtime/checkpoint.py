@@ -30,7 +30,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from pipec.errors import PipecError, PlanError
-from pipec.files import Lock, text_digest
+from pipec.files import Lock, text_digest, unwritten
 from pipec.plan.manifest import sha256_of
 from pipec.runtime.agreement import exchange
 from pipec.runtime.executor import Executor
@@ -121,7 +121,10 @@ class Checkpoints:
         self._model = model_of(executors[0].program.plan.graph)
         self._tell, self.failed = tell, False
         self._claimed, self._passed = False, set[int]()
-        directory.mkdir(parents=True, exist_ok=True)
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise unwritten(directory, error, "no checkpoint can be made") from error
 
     def claim(self) -> None:
         """Keep other runs from saving here until this one ends; all ranks must call.

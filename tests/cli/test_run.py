@@ -195,6 +195,7 @@ REFUSED = [
     (("--metrics", "nowhere/log"), "train", "got:   nowhere/log"),
     (("--tensorboard", __file__), "train", "this is no directory"),
     (("--checkpoints", __file__), "train", "got:   " + __file__),
+    (("--checkpoints", f"{__file__}/c"), "train", "made\n  where: " + __file__),
     (("--clip", "-1"), "train", "want:  above 0"),
     (("--optimizer", "sgd:lr=nan"), "train", "lr=nan"),
     (("--lr-schedule", "steplr:step_size=0"), "train", "cannot make a step"),
