@@ -1,7 +1,9 @@
 """Differentiating all stages of a model: last stage first, each distinct stage once."""
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
+from weakref import WeakKeyDictionary
+
+from torch import fx
 
 from pipec.autodiff.joint import Joint, trace_joint
 from pipec.autodiff.model import Training, share_training
@@ -9,9 +11,14 @@ from pipec.autodiff.needs import needs_grad
 from pipec.autodiff.recompute import Recompute, views
 from pipec.autodiff.split import split_joint
 from pipec.errors import GraphError
-from pipec.graph.ir import Graph, InputKind, OutputKind
+from pipec.graph.ir import Graph, InputKind, OutputKind, origin
 from pipec.graph.rules import Role, verify
 from pipec.graph.structure import structural_key
+
+MOST = 20_000
+"""Nodes of joint graphs that are kept of one model: some 50 MB."""
+_At = tuple[int, ...]
+_known = WeakKeyDictionary[fx.GraphModule, dict[object, fx.Graph]]()
 
 
 def differentiate(
@@ -33,37 +40,32 @@ def differentiate(
         GraphError: The model has no loss, or nothing in it can be trained.
     """
     if not model.outputs_of(OutputKind.LOSS):
-        raise GraphError(
-            "the model has no loss",
-            where="differentiate",
-            hint="read the model in training mode and name a loss",
-        )
+        hint = "read the model in training mode and name a loss"
+        raise GraphError("the model has no loss", where="differentiate", hint=hint)
     needs = needs_grad(model)
     done: dict[object, tuple[Graph, Training]] = {}
     demanded: set[str] = set()
     found: list[Training] = []
-    trace = partial(trace_joint, portable=portable)
     for stage in reversed(stages):
-        training = _one(stage, needs, demanded, recompute, done, trace)
+        key = (structural_key(stage), *_ends(stage, needs, demanded))
+        if key not in done:
+            training = split_joint(_traced(model, stage, *key, portable=portable), recompute)
+            for kind, graph in training.graphs.items():
+                verify(graph, f"{kind} of a stage", Role(kind))
+            done[key] = (stage, training)
+        original, training = done[key]
+        if original is not stage:
+            training = share_training(training, original, stage)
         demanded |= set(training.gradients_out())
         found.insert(0, training)
     if not any(t.trained for t in found):
-        raise GraphError(
-            "the loss depends on no parameter",
-            where="differentiate",
-            hint="look for detach(), no_grad() and requires_grad=False",
-        )
+        hint = "look for detach(), no_grad() and requires_grad=False"
+        raise GraphError("the loss depends on no parameter", where="differentiate", hint=hint)
     return found
 
 
-def _one(
-    stage: Graph,
-    needs: frozenset[str],
-    demanded: set[str],
-    recompute: Recompute,
-    done: dict[object, tuple[Graph, Training]],
-    trace: Callable[[Graph, tuple[int, ...], tuple[int, ...]], Joint],
-) -> Training:
+def _ends(stage: Graph, needs: frozenset[str], demanded: set[str]) -> tuple[_At, _At]:
+    """Positions of the inputs whose gradient is wanted, and of outputs whose gradient arrives."""
     wanted = tuple(
         k
         for k, i in enumerate(stage.inputs)
@@ -76,11 +78,18 @@ def _one(
         if o.node in needs
         and (o.kind is OutputKind.LOSS or (o.kind is OutputKind.VALUE and o.name in demanded))
     )
-    key = (structural_key(stage), wanted, gradients)
-    if key not in done:
-        training = split_joint(trace(stage, wanted, gradients), recompute)
-        for kind, graph in training.graphs.items():
-            verify(graph, f"{kind} of a stage", Role(kind))
-        done[key] = (stage, training)
-    original, training = done[key]
-    return training if original is stage else share_training(training, original, stage)
+    return wanted, gradients
+
+
+def _traced(
+    model: Graph, stage: Graph, key: str, wanted: _At, gradients: _At, *, portable: bool
+) -> Joint:
+    """`trace_joint`, once for plans of one model that cut out the same stage, names and all."""
+    known = _known.setdefault(model.module, {})
+    calls = tuple((n.name, n.target, origin(n)) for n in stage.calls)
+    same = key, calls, stage.inputs, stage.outputs, wanted, gradients, portable
+    graph = known.pop(same, None) or trace_joint(stage, wanted, gradients, portable=portable).graph
+    known[same] = graph  # what was used last is kept longest
+    while len(known) > 1 and sum(len(g.nodes) for g in known.values()) > MOST:
+        del known[next(iter(known))]
+    return Joint(graph, stage, gradients, wanted)

@@ -1,6 +1,7 @@
 """Which values of a model depend on a trained parameter, asked of autograd itself."""
 
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import fx, nn
@@ -8,6 +9,8 @@ from torch import fx, nn
 from pipec.autodiff.fakes import fake_inputs, tracing
 from pipec.errors import GraphError
 from pipec.graph.ir import Graph, InputKind, origin
+
+_known = WeakKeyDictionary[fx.GraphModule, dict[frozenset[str], frozenset[str]]]()
 
 
 def trainable(graph: Graph) -> frozenset[str]:
@@ -26,15 +29,18 @@ def needs_grad(graph: Graph) -> frozenset[str]:
     Returns:
         Names of parameters' placeholders and of call nodes; of a tuple, its items are listed.
     """
-    wanted = trainable(graph)
-    with tracing() as mode, torch.enable_grad():
-        inputs = [
-            t.requires_grad_() if i.name in wanted and i.kind is InputKind.PARAMETER else t
-            for i, t in zip(graph.inputs, fake_inputs(graph, mode), strict=True)
-        ]
-        watch = _Watch(graph.module)
-        watch.run(*inputs)
-    return frozenset(watch.found)
+    trained, known = trainable(graph), _known.setdefault(graph.module, {})
+    wanted = frozenset(i.node for i in graph.inputs_of(InputKind.PARAMETER) if i.name in trained)
+    if wanted not in known:
+        with tracing() as mode, torch.enable_grad():
+            inputs = [
+                t.requires_grad_() if i.node in wanted else t
+                for i, t in zip(graph.inputs, fake_inputs(graph, mode), strict=True)
+            ]
+            watch = _Watch(graph.module)
+            watch.run(*inputs)
+        known[wanted] = frozenset(watch.found)
+    return known[wanted]
 
 
 class _Watch(fx.Interpreter):

@@ -24,7 +24,6 @@ from pipec.schedule.schedule import Schedule
 TRAINING_COPIES = 4.0
 """Weight-sized tensors in training: weights, gradients, two moments of Adam."""
 
-_needed: WeakKeyDictionary[fx.GraphModule, frozenset[str]] = WeakKeyDictionary()
 _known = WeakKeyDictionary[fx.GraphModule, dict[object, tuple[CostTable, CostGraph]]]()
 
 
@@ -58,9 +57,9 @@ def keep_together(plan: Plan, order: Schedule | None) -> dict[tuple[str, ...], s
         found[tuple(calls)] = f"the target {plan.target} computes {', '.join(calls)} on one device"
     if order is None or order.rule.flush or not plan.trains:
         return found
+    needs = find_needs(plan.graph)
     for i, _, readers in list_weights(plan.graph):
-        learns = i.kind is InputKind.PARAMETER and len(readers) > 1
-        if learns and i.node in find_needs(plan.graph):
+        if i.kind is InputKind.PARAMETER and len(readers) > 1 and i.node in needs:
             why = f"{order.name} updates each stage at a time of its own, and {len(readers)} calls"
             found[tuple(readers)] = f"{why}, {readers[0]} to {readers[-1]}, read {i.name}"
     return found
@@ -153,10 +152,7 @@ def list_weights(graph: Graph) -> list[tuple[GraphInput, fx.Node, list[str]]]:
 
 def find_needs(graph: Graph) -> frozenset[str]:
     """Nodes whose value needs a gradient (`pipec.autodiff.needs`); none without a loss."""
-    if graph.module not in _needed:
-        trains = bool(graph.outputs_of(OutputKind.LOSS))
-        _needed[graph.module] = needs_grad(graph) if trains else frozenset()
-    return _needed[graph.module]
+    return needs_grad(graph) if graph.outputs_of(OutputKind.LOSS) else frozenset()
 
 
 def chain_of(cluster: Cluster, count: int) -> tuple[list[Device], list[Link]]:

@@ -228,14 +228,9 @@ def trace(
         with user_code("the model cannot be traced", hint), whole, casts, quiet():
             program = torch.export.export(flat, tensors, strict=False)
         decomposed = decompose(program, differentiable=differentiable, hint=hint)
-    naming = Naming(
-        inputs=list(input_names or flat.inputs),
-        outputs=list(output_names or flat.outputs),
-        prefix=MODEL,
-        tied=find_tied(module),
-        loss="loss" if loss else None,
-        origin=origin,
-    )
+    names = list(input_names or flat.inputs), list(output_names or flat.outputs)
+    ends = "loss" if loss else None
+    naming = Naming(*names, prefix=MODEL, tied=find_tied(module), loss=ends, origin=origin)
     graph = clean_graph(Traced.of(decomposed), naming, source, differentiable=differentiable)
     verify(graph, "traced model")
     growth = {GROWTH: g} if (g := flat.find_growth(graph)) else {}
