@@ -19,7 +19,7 @@ from pipec.compiler.driver import make_plan
 from pipec.compiler.facts import plan_facts
 from pipec.compiler.fates import KEPT, FatePredictor, Fates
 from pipec.compiler.fit import Fit, Residency
-from pipec.compiler.pass_manager import parse_pipeline
+from pipec.compiler.pass_manager import parse_pipeline, run_passes
 from pipec.compiler.reside import best, find_schedule, make_applier
 from pipec.compiler.residency import StageWork, list_saved, list_work
 from pipec.compiler.timeline import plan_timeline, timeline_of
@@ -223,10 +223,19 @@ def test_within_a_point_of_brute_force(
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zbv"])
-@pytest.mark.parametrize("measured", [False, True])
-def test_what_is_foreseen_of_fates_is_what_their_plan_takes(schedule: str, measured: bool) -> None:
-    """Bytes exactly, seconds but for rounding, for any fates; of measured stages too."""
+@pytest.mark.parametrize(("measured", "twice"), [(False, False), (True, False), (False, True)])
+def test_what_is_foreseen_of_fates_is_what_their_plan_takes(
+    schedule: str, measured: bool, twice: bool
+) -> None:
+    """Bytes exactly, seconds but for rounding, for any fates; of measured stages too.
+
+    And of stages that compute some values again already.
+    """
     plan = trials.planned("attention", schedule)
+    if twice:
+        draw, made = random.Random(1), make_applier(plan, find_schedule(plan, schedule, 4))
+        some = [replace(drawn_fates(work, draw, 0.4), slots=()) for work in list_work(plan)]
+        plan = run_passes(parse_pipeline("time-stages"), made(some)[0])
     if measured:
         room = {"F": 5000, "B": 9000, "I": 7000, "W": 6000, "STEP": 100, "first B": 9500}
         cost = StageCost(1e-3, 2e-3, 1e-3, 1.5e-3, 1e-4, 1e-5, 2e-5, 4096, room)
