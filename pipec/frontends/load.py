@@ -90,7 +90,8 @@ def reload(source: Source, *, spec: str | None = None, trust: bool = False) -> L
         raise FrontendError(
             "the plan was made of a module in memory, which cannot be read again",
             got=source.location,
-            hint="give its place: --model path/file.py:factory; verify(plan, model, inputs)",
+            hint="give its place: --model path/file.py:factory; verify(plan, model, inputs); or, "
+            "where its example inputs are wanted, others: --data path/file.py:function",
         )
     where = spec or source.location
     loaded = load(where, replace(LoadOptions.of(source), trust=trust))

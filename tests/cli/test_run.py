@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from pipec.api.planning import compile as compile_model
 from pipec.frontends.factory import call_factory
 from tests.cli.running import Pipec
 
@@ -339,3 +340,18 @@ def test_a_training_plan_is_verified_with_its_gradients(pipec: Pipec, plans: Pat
     kinds = {b["name"]: b["kind"] for b in json.loads(outcome.out)["boundaries"]}
     assert kinds["loss"] == "loss"
     assert kinds["body.0.weight"] == kinds["head.bias"] == "gradient"
+
+
+def test_a_plan_of_a_module_in_memory_runs_on_data_and_says_so(
+    pipec: Pipec, tmp_path: Path
+) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))
+    compile_model(model, torch.ones(2, 4), "2xcpu", loss=torch.mean).save(tmp_path / "out")
+    common = "run", tmp_path / "out", "--local", "--rounds", 1
+    alone = pipec(*common)
+    assert alone.code == 1
+    assert "--data path/file.py:function" in alone.err
+    (tmp_path / "data.py").write_text(
+        "import torch\ndef batch(number):\n    return {'input': torch.full((2, 4), number + 1.0)}\n"
+    )
+    assert pipec(*common, "--data", f"{tmp_path}/data.py:batch").code == 0
