@@ -212,7 +212,8 @@ class WorkingBytes:
         nbytes, alive = found.alive
         before = self.rewrites.of(frozenset()).saved
         more = sum(found.saved.values()) - sum(s for n, s in before.items() if n not in again)
-        values = tuple(v for v, name in enumerate(names) if name in again & alive)
+        needed = again & alive if alive <= again else again
+        values = tuple(v for v, name in enumerate(names) if name in needed)
         return Working(nbytes + self.flight * more, nbytes, values)
 
     @cached_property

@@ -23,7 +23,7 @@ from pipec.compiler.pass_manager import parse_pipeline, run_passes
 from pipec.compiler.reside import best, find_schedule, make_applier
 from pipec.compiler.residency import StageWork, list_saved, list_work
 from pipec.compiler.timeline import plan_timeline, timeline_of
-from pipec.compiler.working import values_of
+from pipec.compiler.working import WorkingBytes, values_of
 from pipec.cost.stage import StageCost
 from pipec.errors import PassError
 from pipec.frontends.trace import Loss, trace
@@ -31,7 +31,7 @@ from pipec.graph.ir import Graph, Source
 from pipec.plan.facts import StageFacts
 from pipec.plan.model import Plan
 from pipec.residency.choose import Choice, choose
-from pipec.residency.problem import Problem
+from pipec.residency.problem import KEEP, RECOMPUTE, Problem
 from pipec.schedule.action import ActionKind
 from pipec.schedule.channels import Channel
 from pipec.schedule.in_flight import in_flight
@@ -251,6 +251,23 @@ def test_what_is_foreseen_of_fates_is_what_their_plan_takes(
         assert told.seconds == pytest.approx(real.seconds, rel=1e-12)
         assert told.peak_bytes == real.peak_bytes
         assert what_counts(told.memory, order) == what_counts(real.memory, order)
+
+
+@pytest.mark.parametrize("name", ["attention", "dropout", "dropout of dropout"])
+def test_what_recomputed_values_take_they_take_beside_others_too(name: str) -> None:
+    """A decision's working bytes belong to values without which they would not be."""
+    plan, draw = trials.planned(name, "1f1b"), random.Random(0)
+    foresight = FatePredictor(plan, find_schedule(plan, "1f1b", 4))
+    for rewrites in foresight.rewrites:
+        working, again = WorkingBytes(rewrites, 2), values_of(rewrites.work)[1]
+        able = np.flatnonzero(np.isfinite(again)).tolist()
+        for share in (0.3, 0.5, 0.7) * 4:
+            some, more = ([v for v in able if draw.random() < s] for s in (0.5, share))
+            found = working(np.where(np.isin(np.arange(len(again)), some), RECOMPUTE, KEEP))
+            assert set(found.values) <= set(some)
+            for those in (found.values, {*found.values, *more}):
+                others = np.where(np.isin(np.arange(len(again)), list(those)), RECOMPUTE, KEEP)
+                assert working(others).alive >= found.alive
 
 
 def what_counts(memory: Memory, order: Schedule) -> Memory:
