@@ -51,6 +51,10 @@ class InsertOffload(Pass):
             plan = rest_state(plan, self.memory_limit, self.generator, self.microbatches)
         schedule = find_schedule(plan, self.generator, self.microbatches)
         return fit_memory(
-            plan, schedule, self.memory_limit, recompute=self.recompute, host=True,
+            plan,
+            schedule,
+            self.memory_limit,
+            recompute=self.recompute,
+            host=True,
             values=self.values,
-        )  # fmt: skip
+        )

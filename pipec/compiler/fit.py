@@ -400,10 +400,11 @@ class Fit:
         return PassError(
             f"schedule {spell(self.schedule)} does not fit device {device}, with all that may "
             + " or ".join(a for a in allowed if allowed[a]),
-            where=f"{limit:,.0f} bytes of memory", got=f"{peak:,.0f} bytes at least",
+            where=f"{limit:,.0f} bytes of memory",
+            got=f"{peak:,.0f} bytes at least",
             want=f"{limit:,.0f} bytes: {peak - limit:,.0f} bytes short",
             hint=self._hint(found.plan),
-        )  # fmt: skip
+        )
 
     def _other(self, plan: Plan) -> str | None:
         """A schedule, or a count of microbatches, with which the stages of a plan, as cut, fit."""

@@ -82,10 +82,11 @@ def fit_memory(
     """
     if plan.slots:
         raise PassError(
-            "saved values wait in host memory already", got=", ".join(s.name for s in plan.slots),
+            "saved values wait in host memory already",
+            got=", ".join(s.name for s in plan.slots),
             hint="choose recomputation and offload together, before the pass schedule: "
             "insert-offload{recompute=true}",
-        )  # fmt: skip
+        )
     if values:
         if limit is not None or (recompute and host):
             got = "a memory limit, or a choice between recompute and offload, beside names"
@@ -134,9 +135,10 @@ def rest_state(
     for device in plan.cluster.devices:
         if device.fpga or not device.host_bandwidth > 0:
             raise PassError(
-                "the optimizer's state cannot wait in host memory", got=f"device {device.kind}",
+                "the optimizer's state cannot wait in host memory",
+                got=f"device {device.kind}",
                 want="devices with a way to host memory, and target torch",
-            )  # fmt: skip
+            )
     order = find_schedule(plan, generator, microbatches)
     count, tried = int((order.kind <= ActionKind.W).sum()), list[tuple[Plan, Timeline]]()
     for beside in [0, *(1 << k for k in range((count // order.devices).bit_length()))]:
@@ -162,10 +164,11 @@ def check_limit(plan: Plan, timeline: Timeline) -> None:
         name, count = spell(plan.order), plan.order.microbatches
         raise PassError(
             "saved values were fitted to a limit for another schedule than the one that is run",
-            where=f"device {peaks.index(peak)}", want=f"{limit:,.0f} bytes",
+            where=f"device {peaks.index(peak)}",
+            want=f"{limit:,.0f} bytes",
             got=f"{peak:,.0f} bytes under {name} with {count} microbatches",
             hint=f"give it to the memory pass too: generator={name} microbatches={count}",
-        )  # fmt: skip
+        )
 
 
 WARY = 0.5
@@ -371,7 +374,8 @@ def _names_nothing(pattern: str, places: set[str], *, host: bool) -> PassError:
     near = difflib.get_close_matches(pattern, places, n=3, cutoff=0.4) or sorted(places)[:3]
     what = "waits in host memory" if host else "can be computed again"
     return PassError(
-        f"nothing of this name {what}", got=pattern,
+        f"nothing of this name {what}",
+        got=pattern,
         want="a module of which something can, such as " + ", ".join(near) if near else None,
         hint="pipec inspect OUT lists what stages save",
-    )  # fmt: skip
+    )

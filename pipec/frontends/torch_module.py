@@ -111,9 +111,15 @@ def _load(made: FactoryResult, options: LoadOptions, source: Source) -> Loaded:
     source = replace(source, sha256=digest, options=used)
     with mode(module, training=bool(options.training)):
         graph = trace(
-            module, args, kwargs=kwargs, loss=loss, source=source, eager=eager,
-            differentiable=bool(options.training), autocast=options.autocast,
-        )  # fmt: skip
+            module,
+            args,
+            kwargs=kwargs,
+            loss=loss,
+            source=source,
+            eager=eager,
+            differentiable=bool(options.training),
+            autocast=options.autocast,
+        )
 
     def resize(shapes: Mapping[str, tuple[int, ...]]) -> Graph:
         return _load(made, replace(options, shapes={**options.shapes, **shapes}), source).graph

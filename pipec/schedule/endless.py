@@ -65,10 +65,11 @@ def check_round(schedule: Schedule) -> None:
     if not size or schedule.microbatches % size:
         raise ScheduleError(
             "without draining, a round must be a whole number of updates",
-            where=f"schedule {schedule.name}", got=f"{schedule.microbatches} microbatches",
+            where=f"schedule {schedule.name}",
+            got=f"{schedule.microbatches} microbatches",
             want=f"a multiple of {size}" if size else "several microbatches per update",
             hint="drain the pipeline after every round: drain=True, --drain",
-        )  # fmt: skip
+        )
 
 
 def updates_per_round(schedule: Schedule) -> Int64:

@@ -55,9 +55,10 @@ def pipedream(
     _check_replicas(counts, stages, microbatches)
     if sync not in ("stash", "vertical") or update_every < 1:
         raise ScheduleError(
-            "no such pipedream schedule", got=f"sync={sync}, update_every={update_every}",
+            "no such pipedream schedule",
+            got=f"sync={sync}, update_every={update_every}",
             want="sync=stash or vertical, update_every of 1 or more",
-        )  # fmt: skip
+        )
     workers = sum(counts)
     rows = []
     for stage, count in enumerate(counts):
@@ -81,9 +82,10 @@ def _check_replicas(counts: list[int], stages: int, microbatches: int) -> None:
     even = math.lcm(*counts)
     if microbatches % even:
         raise ScheduleError(
-            "microbatches cannot be dealt out evenly to the replicas", want=f"a multiple of {even}",
+            "microbatches cannot be dealt out evenly to the replicas",
+            want=f"a multiple of {even}",
             got=f"{microbatches} microbatches, replicas {counts}",
-        )  # fmt: skip
+        )
 
 
 def pipedream_2bw(stages: int, microbatches: int, update_every: int = 0) -> Schedule:
@@ -104,9 +106,13 @@ def pipedream_2bw(stages: int, microbatches: int, update_every: int = 0) -> Sche
         )
     rule = VersionRule("2bw", every)
     return alternating(
-        "pipedream-2bw", stages, microbatches, lambda s: stages - 1 - s, rule=rule,
+        "pipedream-2bw",
+        stages,
+        microbatches,
+        lambda s: stages - 1 - s,
+        rule=rule,
         update_every=every,
-    )  # fmt: skip
+    )
 
 
 def pipemare(
@@ -127,9 +133,10 @@ def pipemare(
     """
     if slots not in ("alternating", "concurrent") or update_every < 1:
         raise ScheduleError(
-            "no such pipemare schedule", got=f"slots={slots}, update_every={update_every}",
+            "no such pipemare schedule",
+            got=f"slots={slots}, update_every={update_every}",
             want="slots=alternating or concurrent, update_every of 1 or more",
-        )  # fmt: skip
+        )
     both = slots == "concurrent"
     return alternating(
         "pipemare",
