@@ -9,8 +9,9 @@ from torch import fx, nn
 from pipec.autodiff.fakes import fake_inputs, tracing
 from pipec.errors import GraphError
 from pipec.graph.ir import Graph, InputKind, origin
+from pipec.graph.structure import structural_key
 
-_known = WeakKeyDictionary[fx.GraphModule, dict[frozenset[str], frozenset[str]]]()
+_known = WeakKeyDictionary[fx.GraphModule, dict[object, frozenset[str]]]()
 
 
 def trainable(graph: Graph) -> frozenset[str]:
@@ -31,7 +32,9 @@ def needs_grad(graph: Graph) -> frozenset[str]:
     """
     trained, known = trainable(graph), _known.setdefault(graph.module, {})
     wanted = frozenset(i.node for i in graph.inputs_of(InputKind.PARAMETER) if i.name in trained)
-    if wanted not in known:
+    # a pass may have changed the graph in place
+    same = wanted, structural_key(graph), tuple(n.name for n in graph.calls)
+    if same not in known:
         with tracing() as mode, torch.enable_grad():
             inputs = [
                 t.requires_grad_() if i.node in wanted else t
@@ -39,8 +42,8 @@ def needs_grad(graph: Graph) -> frozenset[str]:
             ]
             watch = _Watch(graph.module)
             watch.run(*inputs)
-        known[wanted] = frozenset(watch.found)
-    return known[wanted]
+        known[same] = frozenset(watch.found)
+    return known[same]
 
 
 class _Watch(fx.Interpreter):

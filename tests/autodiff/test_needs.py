@@ -127,3 +127,16 @@ def test_a_model_of_one_stage_is_plain_accumulation() -> None:
     chain = chained(graph_of(case, module), 1)
     got, want = pipeline(chain, case, 3), eager(module, case, 3)
     assert worst(got.grads, want.grads) == 0
+
+
+def test_a_graph_that_was_changed_in_place_is_looked_at_again() -> None:
+    case = CASES["mlp"]
+    graph = graph_of(case, seeded(case))
+    before = needs_grad(graph)
+    first = next(n for n in graph.calls if n.name in before)
+    with graph.module.graph.inserting_after(first):
+        new = graph.module.graph.call_function(torch.ops.aten.neg.default, (first,))
+        new.meta.update(first.meta)
+    first.replace_all_uses_with(new, lambda user: user is not new)
+    graph.module.recompile()
+    assert needs_grad(graph) == before | {new.name}
