@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -86,6 +87,18 @@ def test_a_weight_that_is_frozen_later_gets_no_gradient(frozen: str) -> None:
 
 def gradients(stages: list[Training]) -> set[str]:
     return {o.name for t in stages for o in t.B.outputs_of(OutputKind.WEIGHT_GRADIENT)}
+
+
+def test_origins_that_change_are_those_of_the_next_graphs() -> None:
+    """A pass may write other origins into the same stage."""
+    model = trained_mlp(4)
+    for name in ("here", "there"):
+        stages = cut(model, 2)
+        for stage in stages:
+            for call in stage.calls:
+                call.meta["origin"] = replace(origin(call), name=name)
+        graphs = [g for t in differentiate(model, stages) for g in t.graphs.values()]
+        assert {origin(n).name for g in graphs for n in g.calls} <= {name, ""}
 
 
 def test_a_portable_stage_is_another_one(traced: list[Graph]) -> None:
