@@ -19,6 +19,7 @@ import numpy as np
 from pipec.cluster.device import Device
 from pipec.compiler.complete import assemble, set_bytes
 from pipec.compiler.cut_bounds import Bound, Crossing, Work, stage_sums
+from pipec.compiler.endless import fill
 from pipec.compiler.outline import Edges, Outline
 from pipec.compiler.timeline import timeline_of
 from pipec.cost.stage import OPTIMIZER_COPIES, update_cost
@@ -141,8 +142,7 @@ class CutSearch:
                 continue
             # whether it fits or not, another one is best
             slower = best is not None and timeline.seconds >= seconds
-            peaks = () if slower else zip(timeline.peak_bytes, self.limits, strict=False)
-            over = max((p / limit if limit else inf for p, limit in peaks), default=0.0)
+            over = 0.0 if slower else self._overfill(stage, timeline)
             closest = min(closest, over)
             least = timeline.seconds if slower else float(bounds[k])
             loose = min(loose, least) if slower or over > 1 else loose
@@ -211,6 +211,21 @@ class CutSearch:
         like = Prepared(assemble(self.compute.replace(channels=own), channels, slots, facts.shared))
         self._prepared.update({ends: like} if len(self._prepared) < KEPT else {})
         return timeline_of(facts, like)
+
+    def _overfill(self, stage: IntArray, timeline: Timeline) -> float:
+        """The most that a device holds of one cut over what it has.
+
+        Without a flush this is what a run holds that goes on from round to round.
+        """
+        held = timeline.peak_bytes
+        if self._filled is not self.compute:
+            held = replace(self, compute=self._filled).predict(stage).peak_bytes
+        pairs = zip(held, self.limits, strict=False)
+        return max((p / limit if limit else inf for p, limit in pairs), default=0.0)
+
+    @cached_property
+    def _filled(self) -> Schedule:
+        return fill(self.compute)
 
     @cached_property
     def units(self) -> Units:

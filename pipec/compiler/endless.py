@@ -1,13 +1,14 @@
 """A plan's schedule without its drains, for runs that go on from round to round."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
 
 from pipec.compiler.complete import complete
 from pipec.compiler.timeline import plan_timeline
-from pipec.errors import PlanError
+from pipec.errors import PlanError, ScheduleError
 from pipec.plan.model import Plan
 from pipec.schedule.endless import check_round, window
 from pipec.schedule.registry import generate
@@ -53,7 +54,7 @@ def round_of(plan: Plan) -> Round:
     """
     own = plan.order
     check_round(own)
-    make, half = _lengthen(plan, own), fill(own)
+    make, half = _lengthen(plan, own), _rounds_to_fill(own)
     begun, whole = (plan_timeline(plan, make(n * own.microbatches)) for n in (half, 2 * half))
     seconds = whole.seconds - begun.seconds
     busy = float(whole.busy.sum() - begun.busy.sum())
@@ -61,9 +62,20 @@ def round_of(plan: Plan) -> Round:
     return Round(seconds / half, bubble, tuple(whole.peak_bytes))
 
 
-def fill(schedule: Schedule) -> int:
-    """Rounds behind which the pipeline of an undrained run has long been full; 1 if all drain."""
-    return 1 if drains(schedule) else 1 + 4 * schedule.stages // schedule.microbatches
+def fill(schedule: Schedule) -> Schedule:
+    """As many rounds as fill the pipeline of a run that goes on; what always drains as it is."""
+    if drains(schedule):
+        return schedule
+    with suppress(ScheduleError):
+        check_round(schedule)
+        count = _rounds_to_fill(schedule) * schedule.microbatches
+        return generate(schedule.name, schedule.stages, count, **schedule.options)
+    return schedule
+
+
+def _rounds_to_fill(schedule: Schedule) -> int:
+    """Rounds of a schedule without a flush behind which its pipeline has long been full."""
+    return 1 + 4 * schedule.stages // schedule.microbatches
 
 
 def drains(schedule: Schedule) -> bool:

@@ -25,7 +25,7 @@ from pipec.compiler.residency import list_saved, list_work
 from pipec.compiler.timeline import plan_timeline
 from pipec.compiler.working import Rewrites
 from pipec.cost.table import CostTable
-from pipec.errors import PassError, PipecError
+from pipec.errors import PassError, PipecError, PlanError
 from pipec.graph.eager import is_tape
 from pipec.graph.ir import origin
 from pipec.plan.model import STATE_WAITS, HostSlot, Plan, Stage
@@ -59,8 +59,7 @@ def find_schedule(plan: Plan, generator: str, microbatches: int) -> Schedule:
     if plan.schedule is not None:
         return plan.schedule
     name, stages = with_replicas(generator, plan), len(plan.stages)
-    rounds = fill(generate(name, stages, microbatches))
-    return complete(generate(name, stages, rounds * microbatches), plan)
+    return complete(fill(generate(name, stages, microbatches)), plan)
 
 
 def fit_memory(
@@ -151,15 +150,19 @@ def rest_state(
     return min(fits, key=lambda t: t[1].seconds)[0]
 
 
-def check_limit(plan: Plan, timeline: Timeline) -> None:
-    """Refuse a schedule that takes more memory than the limit of a memory pass before it.
+def check_memory(plan: Plan, timeline: Timeline) -> None:
+    """Refuse a schedule that takes more than the limit of a memory pass before it.
+
+    Without a flush it is asked of a run that goes on, whose devices must also have what it takes.
 
     Raises:
         PassError: What was fitted for one schedule does not fit the one that is run.
+        PlanError: A run that goes on takes more memory than a device has.
     """
-    limit, peaks = plan.options.get(LIMIT), timeline.peak_bytes
+    limit, peaks, going = plan.options.get(LIMIT), timeline.peak_bytes, tuple[float, ...]()
     with suppress(PipecError):  # one that always drains
-        peaks = peaks if limit is None or drains(plan.order) else round_of(plan).peak_bytes
+        if not drains(plan.order):
+            peaks = going = round_of(plan).peak_bytes
     if isinstance(limit, float) and (peak := max(peaks)) > limit:
         name, count = spell(plan.order), plan.order.microbatches
         raise PassError(
@@ -169,6 +172,15 @@ def check_limit(plan: Plan, timeline: Timeline) -> None:
             got=f"{peak:,.0f} bytes under {name} with {count} microbatches",
             hint=f"give it to the memory pass too: generator={name} microbatches={count}",
         )
+    for number, (peak, device) in enumerate(zip(going, plan.cluster.devices, strict=False)):
+        if peak > device.memory_bytes:
+            raise PlanError(
+                "a run that goes on from round to round does not fit the device's memory",
+                where=f"device {number} ({device.kind})",
+                got=f"{peak:,.0f} bytes",
+                want=f"at most {device.memory_bytes:,.0f}",
+                hint="a memory pass, smaller microbatches or another schedule takes less",
+            )
 
 
 WARY = 0.5

@@ -10,7 +10,7 @@ from functools import lru_cache
 from math import inf
 
 from pipec.compiler.cut_search import NotFasterError
-from pipec.compiler.endless import Round, round_of
+from pipec.compiler.endless import round_of
 from pipec.compiler.pass_manager import run_passes
 from pipec.errors import PartitionError, PipecError, PlanError
 from pipec.explore.candidate import Candidate
@@ -148,7 +148,7 @@ class Predictor:
         plan = self.make(candidate)
         assert plan.timeline is not None
         found = replace(_figures(candidate, plan.timeline), bound=bound, planned=True)
-        return replace(found, **vars(_fitting(plan))) if candidate.asynchronous else found
+        return replace(found, **vars(round_of(plan))) if candidate.asynchronous else found
 
     def _predict(self, c: Candidate, below: float) -> Prediction:
         """The figures of the best cut; where it cannot be timed before it is made, of the plan."""
@@ -220,26 +220,6 @@ def _traits(schedule: str, depth: int) -> tuple[bool, bool]:
         return True, True
     kinds = set(made.kind.tolist())
     return ActionKind.W in kinds, made.lanes.compute != "split" and not made.placement.separate
-
-
-def _fitting(plan: Plan) -> Round:
-    """A round of a plan without a flush, which may hold more than one that is drained.
-
-    Raises:
-        PlanError: More than a device has.
-    """
-    found = round_of(plan)
-    for number, (peak, device) in enumerate(
-        zip(found.peak_bytes, plan.cluster.devices, strict=False)
-    ):
-        if peak > device.memory_bytes:
-            raise PlanError(
-                "a run that goes on from round to round does not fit the device's memory",
-                where=f"device {number} ({device.kind})",
-                got=f"{peak:,.0f} bytes",
-                want=f"at most {device.memory_bytes:,.0f}",
-            )
-    return found
 
 
 def _figures(candidate: Candidate, timeline: Timeline) -> Prediction:
