@@ -12,7 +12,7 @@ export PYTHONDONTWRITEBYTECODE :=
 WORKERS := -n $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 5 ? cores + 1 : 6))) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo faults test lint types layers unit fuzz conformance fpga-conformance hls-check rtl bench zoo fuzz-onnx fuzz-ops fuzz-plans chaos lock audit test-lowest docs pictures clean
+.PHONY: help setup demo faults test lint types layers unit fuzz exhaustive conformance fpga-conformance hls-check rtl bench zoo fuzz-onnx fuzz-ops fuzz-plans chaos lock audit test-lowest docs pictures clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
@@ -61,6 +61,9 @@ unit: setup
 
 fuzz: setup ## the property tests on new random examples
 	HYPOTHESIS_PROFILE=fuzz OMP_NUM_THREADS=1 $(BIN)/pytest $(WORKERS) -q -m hypothesis tests
+
+exhaustive: setup ## every case and example of which make test takes a sample (an hour)
+	PIPEC_TESTS=all OMP_NUM_THREADS=1 $(BIN)/pytest $(WORKERS) -q --ignore tests/test_docs.py
 
 conformance: setup ## run the ONNX node tests and rewrite docs/onnx_conformance.md
 	$(BIN)/python -m benchmarks.conformance

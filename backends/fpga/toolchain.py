@@ -66,15 +66,15 @@ def compile_cached(
 ) -> Path:
     """Run the compiler with arguments, once per process; the file in `workspace`.
 
-    It runs in the folder where the sources are, if that is given. Threads may meet here, and none
-    writes what another one runs.
+    It runs in the folder where the sources are, if that is given. Threads and processes may meet
+    here, and none writes what another one runs.
 
     Raises:
         BackendError: It is not installed, or refuses what it is given.
     """
     path = workspace() / name
     if not path.exists():
-        half = path.with_suffix(f".{threading.get_ident()}")
+        half = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
         done = run_command([compiler(), *arguments, "-o", half], cwd=where)
         if done.returncode != 0:
             output = "\n" + "\n".join(done.stderr.splitlines()[:20])

@@ -1,5 +1,6 @@
 """An emitted kernel as LLVM IR, its pragmas put into words that clang understands."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -250,8 +251,11 @@ def _ir(folder: Path) -> str:
 def _library() -> Path:
     """The standard headers that engines include, read once, since they take longest."""
     made = workspace() / "hls_check.pch"
-    words = (word for name in LIBRARY for word in ("-include", name))
-    _clang(["-x", "c++-header", *words, "/dev/null", "-o", made])
+    if not made.exists():
+        half = made.with_suffix(f".{os.getpid()}")  # another process may be here too
+        words = (word for name in LIBRARY for word in ("-include", name))
+        _clang(["-x", "c++-header", *words, "/dev/null", "-o", half])
+        half.replace(made)
     return made
 
 

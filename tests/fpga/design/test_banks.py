@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from functools import cache
 from itertools import combinations, pairwise
 
 import pytest
@@ -37,6 +38,7 @@ from pipec.errors import BackendError
 from tests.fpga.design.models import graph_of, made
 
 
+@cache
 def streaming(interval: int) -> StageDesign:
     """All four dense layers stream their weights."""
     model, x = made("vgg")

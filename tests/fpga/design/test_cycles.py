@@ -1,7 +1,7 @@
 """The simulator against closed forms, published figures, and a cycle-by-cycle oracle."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipec.backends.fpga.cycles import cycles_of, latency_of, network_of, simulate_design
@@ -27,6 +27,7 @@ from pipec.errors import BackendError
 from tests.fpga.design.models import MODELS, graph_of, made
 from tests.fpga.design.naive import naive
 from tests.fpga.design.staged import simulate_stage
+from tests.sampling import examples
 
 TURN_ROUND = 1
 """Cycle between two frames in FINN's window generator."""
@@ -87,7 +88,7 @@ geometry = st.tuples(
 )  # fmt: skip
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80, 32)
 @given(geometry)
 def test_window_closed_form(case: tuple[int, int, bool, int, int]) -> None:
     k, s, same, w, cf = case
@@ -107,7 +108,7 @@ def test_window_closed_form(case: tuple[int, int, bool, int, int]) -> None:
         assert least <= early <= 1
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200, 80)
 @given(st.data())
 def test_every_window_generator_moves_all_tokens(data: st.DataObject) -> None:
     """Any padding, stride and dilation: an image in, its windows out; lines have a closed form."""
@@ -143,7 +144,7 @@ def line_cycles(nest: Swg) -> int:
     return line.first * nest.cf + nest.oh * ((nest.ow - 1) * inner + pixel) + turns
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60, 24)
 @given(st.integers(1, 5), st.integers(1, 9), st.integers(1, 9), st.integers(1, 30))
 def test_width_converter_needs_no_more_than_its_wider_side(
     rows: int, lanes_in: int, lanes_out: int, channels: int
@@ -185,7 +186,7 @@ def test_skip_path_threshold_is_sharp(depth: int, order: str, n: int, least: int
     assert 5_184 <= best <= 5_200  # the MVU: 144 * 18 * 2
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40, 20)
 @given(st.data())
 def test_agrees_with_the_cycle_by_cycle_oracle(data: st.DataObject) -> None:
     """Every handshake cycle and every deadlock verdict, on nets with a fork and a join."""

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.rtl.style import Style
@@ -19,6 +19,7 @@ from tests.fpga.design import plain, rigid
 from tests.fpga.design.models import MODELS, graph_of, made
 from tests.fpga.design.naive import naive_rigid
 from tests.fpga.design.test_simulators import networks
+from tests.sampling import each, examples
 
 RIGID = st.sampled_from([Style.FLUSH, Style.STALL])
 Network = tuple[list[Process], dict[str, int]]
@@ -36,7 +37,7 @@ def visible(
     return {s: list(cycles) for s, cycles in found.handshakes.items()}
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200, 80)
 @given(networks(), RIGID, st.integers(1, 3))
 def test_every_handshake_is_that_of_clocked_registers(
     network: Network, style: Style, frames: int
@@ -48,7 +49,7 @@ def test_every_handshake_is_that_of_clocked_registers(
         assert all(found.values())
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200, 80)
 @given(networks(), st.integers(1, 3))
 def test_the_fast_simulator_stalls_like_the_slow_one(network: Network, frames: int) -> None:
     want = visible(network, frames, Style.STALL)
@@ -62,7 +63,7 @@ def test_the_fast_simulator_stalls_like_the_slow_one(network: Network, frames: i
     assert {s: list(t[: len(want[s])]) for s, t in found.handshakes.items()} == want
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200, 80)
 @given(networks(), st.integers(1, 3))
 def test_what_is_in_a_pipeline_leaves_behind_the_last_frame_of_a_call(
     network: Network, frames: int
@@ -76,7 +77,7 @@ def test_what_is_in_a_pipeline_leaves_behind_the_last_frame_of_a_call(
     assert {s: list(t) for s, t in found.handshakes.items()} == want
 
 
-@settings(max_examples=120, deadline=None)
+@examples(120, 50)
 @given(networks())
 def test_a_steady_state_of_rigid_pipelines_lasts(network: Network) -> None:
     try:
@@ -90,7 +91,7 @@ def test_a_steady_state_of_rigid_pipelines_lasts(network: Network) -> None:
         assert longer.ends[last:] == tuple(trace.ends[-1] + k * trace.interval for k in range(7))
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100, 40)
 @given(RIGID, st.integers(1, 3), st.integers(1, 6), st.integers(1, 5), st.integers(0, 3))
 def test_feedback(style: Style, held: int, work: int, depth: int, more: int) -> None:
     """A loop with tokens at reset. Iteration i + held needs the result of iteration i, which moves
@@ -111,7 +112,7 @@ def test_feedback(style: Style, held: int, work: int, depth: int, more: int) -> 
         assert found["back"][: len(seen)] == seen[:36]
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100, 50)
 @given(networks())
 def test_pipelines_of_one_register_are_free_running_with_one_slot_less(network: Network) -> None:
     """With D = 1 nothing is in flight: there is nothing to freeze, and no token owns a slot."""
@@ -154,8 +155,7 @@ def test_stall_holds_the_end_of_a_frame_back() -> None:
     assert ends[Style.STALL] > free + 80
 
 
-@pytest.mark.parametrize("target", [200, 1_000, 5_000])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "target"), each(list(MODELS), [200, 1_000, 5_000]))
 def test_rigid_stages_keep_the_interval_of_their_busiest_engine(name: str, target: int) -> None:
     """At the FIFO depths that were chosen; for free-running pipelines half of them would not."""
     model, x = made(name)
@@ -165,8 +165,7 @@ def test_rigid_stages_keep_the_interval_of_their_busiest_engine(name: str, targe
     assert alone == pytest.approx(design.latency, rel=0.1)
 
 
-@pytest.mark.parametrize("target", [200, 1_000, 5_000])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "target"), each(list(MODELS), [200, 1_000, 5_000]))
 def test_no_token_is_read_in_a_schedule_before_it_has_left_its_pipeline(
     name: str, target: int
 ) -> None:

@@ -17,6 +17,7 @@ from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.driver import emit, make_plan
 from tests.fpga.design.models import graph_of
 from tests.fpga.emit.harness import row_unit, write_row_unit
+from tests.sampling import each
 
 
 class Scores(nn.Module):
@@ -61,10 +62,11 @@ def test_adders_and_multipliers_are_priced(tmp_path: Path, name: str) -> None:
 
 
 @needs_clang
-@pytest.mark.parametrize(("lanes", "channels"), [(1, 30), (3, 9), (4, 64), (4, 20)])
-@pytest.mark.parametrize("op", ROW_OPS)
-def test_row_units_are_priced(tmp_path: Path, op: str, lanes: int, channels: int) -> None:
+@pytest.mark.parametrize(
+    ("op", "shape"), each(ROW_OPS, [(1, 30), (3, 9), (4, 64), (4, 20)], times=2)
+)
+def test_row_units_are_priced(tmp_path: Path, op: str, shape: tuple[int, int]) -> None:
     """What sums up a row has 1 to 8 results in turn; a row of two to some power has no divider."""
-    nest = row_unit(op, lanes, channels, 200.0)
+    nest = row_unit(op, *shape, 200.0)
     write_row_unit(nest, tmp_path)
     assert operators_in(tmp_path) == nest.logic("float32")[0]

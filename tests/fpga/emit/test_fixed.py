@@ -22,6 +22,7 @@ from pipec.compiler.backend import load_backend
 from pipec.compiler.driver import emit, make_plan
 from pipec.frontends.trace import trace
 from pipec.graph.ir import InputKind, Source
+from tests.sampling import each
 
 HLS = Path(__file__).parents[3] / "backends/fpga/hls"
 FLAGS = ["-std=c++14", "-O1", *build.FLAGS, "-Werror", "-fsanitize=undefined"]
@@ -191,14 +192,17 @@ def whole_results(name: str, raw: np.ndarray[Any, Any], fraction: int) -> list[F
     return found
 
 
-@pytest.mark.parametrize("dtype", ["ap_fixed<16,6>", "ap_fixed<24,6>", "ap_fixed<8,4>"])
 @pytest.mark.parametrize(
-    ("model", "shape"),
-    [(Pooled(), (1, 3, 9, 9)), (Mean(), (1, 4, 6, 5)), (Product(), (1, 4, 6))],
+    ("case", "dtype"),
+    each(
+        [(Pooled(), (1, 3, 9, 9)), (Mean(), (1, 4, 6, 5)), (Product(), (1, 4, 6))],
+        ["ap_fixed<8,4>", "ap_fixed<16,6>", "ap_fixed<24,6>"],
+    ),
 )
 def test_sums_and_maxima_are_exact(
-    model: nn.Module, shape: tuple[int, ...], dtype: str, tmp_path: Path
+    case: tuple[nn.Module, tuple[int, ...]], dtype: str, tmp_path: Path
 ) -> None:
+    model, shape = case
     torch.manual_seed(len(shape))
     x = torch.from_numpy(decode(encode(torch.randn(shape).numpy() * 4, dtype), dtype))
     graph = trace(model, (x,), source=Source("memory", ""))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from tests.fpga.emit.test_lint import written
 from tests.fpga.lint.stage import findings
+from tests.sampling import ALL
 
 OTHER = {
     "bram": "uram", "uram": "bram", "lutram": "bram", "ram_2p": "ram_1p", "slave": "off",
@@ -59,15 +60,15 @@ def mutations(line: str, *, first: bool) -> Iterator[tuple[str, str]]:
 
 
 def places(stage: Path, seen: set[str]) -> Iterator[tuple[Path, int, str, bool]]:
-    """Every pragma of a header not yet seen, and whether it is the first of its form.
+    """Pragmas, one per form and file, and whether it is the first of its form.
 
-    Of kernels, which repeat themselves, one per form.
+    Where all is asked for, every one of a header not yet seen.
     """
     for path in (stage / "src/stage_top.cpp", *sorted((stage / "src/engines").glob("*.h"))):
         for number, line in enumerate(path.read_text().splitlines()):
             if line.lstrip().startswith("#pragma HLS"):
                 form = re.sub(r"(variable|port|bundle) = \S+|\d+", "", line.strip())
-                place = form if path.suffix == ".cpp" else f"{path.name} {number}"
+                place = form if path.suffix == ".cpp" else f"{path.name} {number if ALL else form}"
                 if place not in seen:
                     yield path, number, line, form not in seen
                 seen |= {form, place}

@@ -21,6 +21,7 @@ from pipec.errors import BackendError, PipecError
 from pipec.frontends.trace import Loss, trace
 from pipec.graph.ir import Graph, InputKind, Source
 from pipec.plan.model import Plan
+from tests.sampling import each
 
 SHAPE = (4, 6)
 
@@ -69,15 +70,18 @@ def run(plan: Plan, out: Path, x: Tensor) -> NDArray[np.float64]:
     return values[plan.graph.outputs[0].name].double().numpy()
 
 
-@pytest.mark.parametrize("devices", ["1xvcu118", "2xvcu118"])
 @pytest.mark.parametrize(
-    ("second", "head"),
-    [("ap_fixed<16,6>", "ap_fixed<18,5>"), ("ap_fixed<6,4>", "ap_fixed<24,8>"),
-     ("ap_fixed<10,5>", "float32")],
+    ("types", "devices"),
+    each(
+        [("ap_fixed<16,6>", "ap_fixed<18,5>"), ("ap_fixed<6,4>", "ap_fixed<24,8>"),
+         ("ap_fixed<10,5>", "float32")],
+        ["2xvcu118", "1xvcu118"],
+    ),
 )  # fmt: skip
 def test_each_layer_computes_in_its_type(
-    second: str, head: str, devices: str, tmp_path: Path
+    types: tuple[str, str], devices: str, tmp_path: Path
 ) -> None:
+    second, head = types
     torch.manual_seed(0)
     model, rest = Net(), "ap_fixed<10,5>"
     x = torch.randn(SHAPE) * 2

