@@ -18,6 +18,14 @@ VARIANTS: list[tuple[str, dict[str, object]]] = [
 IDS = [f"{n}{''.join(f'-{v}' for v in o.values())}" for n, o in VARIANTS]
 
 
-def full(name: str, stages: int, microbatches: int, options: dict[str, object]) -> Schedule:
-    """A schedule with everything inserted."""
-    return lower(generate(name, stages, microbatches, **options))
+_made: dict[str, Schedule] = {}
+
+
+def full(
+    name: str, stages: int, microbatches: int, options: dict[str, object], depth: int | None = None
+) -> Schedule:
+    """A schedule with everything inserted, made once."""
+    key = repr((name, stages, microbatches, options, depth))
+    if key not in _made:
+        _made[key] = lower(generate(name, stages, microbatches, **options), depth=depth)
+    return _made[key]
