@@ -2,10 +2,12 @@
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.frontends.onnx.cases import MATCHED, cases, read_outcomes, run_case
+from tests.sampling import ALL
 
 OUTCOMES = Path(__file__).with_name("outcomes.txt")
 
@@ -13,11 +15,16 @@ OUTCOMES = Path(__file__).with_name("outcomes.txt")
 PARTS = 4
 
 
+def tried() -> list[Any]:
+    """Of operators that are written out in others, whose own cases run too, one case in four."""
+    return [c for k, c in enumerate(cases()) if ALL or "_expanded" not in c.name or not k % 4]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(PARTS))
 def test_every_case_ends_as_written_down(part: int) -> None:
     expected = read_outcomes(OUTCOMES)
-    found = [run_case(c) for c in cases()[part::PARTS]]
+    found = [run_case(c) for c in tried()[part::PARTS]]
     changed = [
         f"{o.name}: {o.kind}, was {expected.get(o.name, 'not there')}: {o.reason}"
         for o in found
