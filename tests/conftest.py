@@ -15,13 +15,11 @@ import pytest
 from hypothesis import settings
 
 from pipec.backends.fpga import toolchain
-from tests.sampling import ALL
 
 _STATE = tempfile.TemporaryDirectory()
 os.environ["XDG_STATE_HOME"] = _STATE.name  # plans of tests are no plans of the user's
 
-few = 100 if ALL else 40
-settings.register_profile("fixed", max_examples=few, derandomize=True, deadline=None, database=None)
+settings.register_profile("fixed", derandomize=True, deadline=None, database=None)
 settings.register_profile("fuzz", deadline=None, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 

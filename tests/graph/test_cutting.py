@@ -3,7 +3,7 @@
 from itertools import pairwise
 
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipec.graph.ir import Graph, InputKind, OutputKind
@@ -11,7 +11,6 @@ from pipec.graph.lower import lower, with_transfers
 from pipec.graph.rules import Role, verify
 from pipec.graph.structure import structural_key
 from pipec.graph.written import extract, parts_of
-from tests.sampling import examples
 from tests.toys import mlp, run
 
 
@@ -25,7 +24,7 @@ def parts(graph: Graph, cuts: list[int]) -> list[Graph]:
     ]
 
 
-@examples(30, 12)
+@settings(max_examples=30, deadline=None)
 @given(st.lists(st.integers(1, 8), max_size=3))
 def test_chained_parts_equal_the_whole(cuts: list[int]) -> None:
     graph, x = mlp(), torch.randn(2, 8)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import fx
 
@@ -23,7 +23,6 @@ from pipec.graph.structure import structural_key
 from pipec.graph.tensor_type import dense_strides, empty_of_type, type_text
 from pipec.graph.whitelist import resolve
 from pipec.graph.written import extract, parts_of
-from tests.sampling import examples
 from tests.toys import Builder, aten, mlp, run
 
 
@@ -230,7 +229,7 @@ JUNK = st.one_of(
 
 
 @given(data=st.data())
-@examples(300, 120)
+@settings(max_examples=300, deadline=None)
 def test_a_damaged_file_is_an_error_of_ours(data: st.DataObject) -> None:
     """Any one value of the file replaced by junk loads as a graph or ends in a `PipecError`."""
     spoiled: Any = json.loads(json.dumps(VALID))

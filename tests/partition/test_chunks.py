@@ -5,7 +5,7 @@ from math import inf
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipec.errors import PartitionError
@@ -15,7 +15,6 @@ from pipec.partition.costgraph import CostGraph, Value, cost_graph
 from pipec.partition.devices import Device
 from tests.partition.brute import legal, loads
 from tests.partition.strategies import graphs
-from tests.sampling import examples
 
 
 def best_chunks(graph: CostGraph, devices: list[Device], chunks: int) -> float:
@@ -26,7 +25,7 @@ def best_chunks(graph: CostGraph, devices: list[Device], chunks: int) -> float:
     return best
 
 
-@examples(25, 10)
+@settings(max_examples=25, deadline=None)
 @given(graphs(most=5))
 def test_equals_brute_force(graph: CostGraph) -> None:
     devices = [Device("fast")] * 2
@@ -42,7 +41,7 @@ def _held(graph: CostGraph, device: tuple[int, ...], count: int) -> float:
     return max(float(held[np.array(device) == d].sum()) for d in range(count))
 
 
-@examples(20, 8)
+@settings(max_examples=20, deadline=None)
 @given(graphs(most=5), st.integers(4, 30))
 def test_chunks_of_one_device_add_up_in_memory(graph: CostGraph, limit: int) -> None:
     devices, count = [Device("fast", float(limit))] * 2, 2

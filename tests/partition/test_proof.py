@@ -6,7 +6,7 @@ from math import inf
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from benchmarks.synthetic import series_parallel
@@ -21,7 +21,6 @@ from pipec.partition.solve import solve_contiguous
 from pipec.partition.units import Units, make_units
 from tests.partition.brute import best_cut
 from tests.partition.strategies import graphs
-from tests.sampling import examples
 
 
 def _units(graph: CostGraph) -> Units:
@@ -74,7 +73,7 @@ def test_what_waits_to_be_extended_is_little() -> None:
     tracemalloc.stop()
 
 
-@examples(60, 24)
+@settings(max_examples=60, deadline=None)
 @given(graphs(most=6, blocked=True), st.integers(1, 2), st.integers(1, 20))
 def test_bytes_weigh_where_memory_is_short(graph: CostGraph, count: int, limit: int) -> None:
     devices = [Device("fast", float(limit))] * count + [Device("slow", pays=False)]
@@ -87,7 +86,7 @@ def test_bytes_weigh_where_memory_is_short(graph: CostGraph, count: int, limit: 
     assert cut.proven
 
 
-@examples(150, 60)
+@settings(max_examples=150)
 @given(graphs(most=6), st.integers(1, 3), st.booleans(), st.booleans(), st.sampled_from("plo"))
 def test_no_cut_beats_the_bound_with_ends(
     graph: CostGraph, count: int, hosted: bool, exactly: bool, ways: str

@@ -5,7 +5,7 @@ from math import ceil, inf
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipec.errors import PartitionError
@@ -13,7 +13,6 @@ from pipec.partition.costgraph import CostGraph, Value, cost_graph
 from pipec.partition.formats.workload import read_workload
 from pipec.partition.replicas.plan import plan_replicated
 from pipec.partition.replicas.recurrence import Level
-from tests.sampling import examples
 
 DATA = Path(os.environ.get("PIPEC_DATA", Path(__file__).parents[3] / "shared" / "data"))
 PROFILES = DATA / "pipedream-profiles"
@@ -58,7 +57,7 @@ def brute(graph: CostGraph, i: int, j: int, m: int, levels: list[Level], limit: 
     return best
 
 
-@examples(150, 60)
+@settings(max_examples=150, deadline=None)
 @given(chains(6), st.integers(1, 5), st.sampled_from([1.0, 3.0]))
 def test_one_level(graph: CostGraph, workers: int, bandwidth: float) -> None:
     levels = [Level(workers, bandwidth)]
@@ -68,7 +67,7 @@ def test_one_level(graph: CostGraph, workers: int, bandwidth: float) -> None:
     assert sorted(v for s in plan.stages for v in s.nodes) == list(range(graph.size))
 
 
-@examples(60, 24)
+@settings(max_examples=60, deadline=None)
 @given(chains(5), st.integers(1, 3), st.integers(1, 3))
 def test_two_levels(graph: CostGraph, inner: int, outer: int) -> None:
     levels = [Level(inner, 4.0), Level(outer, 1.0)]
@@ -79,7 +78,7 @@ def test_two_levels(graph: CostGraph, inner: int, outer: int) -> None:
         assert sorted(v for s in stage.inner for v in s.nodes) == list(stage.nodes)
 
 
-@examples(150, 60)
+@settings(max_examples=150, deadline=None)
 @given(chains(6), st.integers(1, 5), st.integers(1, 60))
 def test_memory_by_position(graph: CostGraph, workers: int, limit: int) -> None:
     levels = [Level(workers, 2.0)]
@@ -92,7 +91,7 @@ def test_memory_by_position(graph: CostGraph, workers: int, limit: int) -> None:
         assert plan.seconds == pytest.approx(want)
 
 
-@examples(60, 24)
+@settings(max_examples=60, deadline=None)
 @given(chains(5), st.sampled_from([[4], [3], [2, 2], [3, 2]]))
 def test_the_least_memory_is_told(graph: CostGraph, workers: list[int]) -> None:
     levels = [Level(n, 2.0) for n in workers]

@@ -3,7 +3,7 @@
 from math import inf
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipec.cluster.cluster import Link
@@ -13,9 +13,8 @@ from pipec.partition.devices import Device
 from pipec.partition.solve import solve_contiguous
 from tests.partition.brute import best_cut
 from tests.partition.strategies import graphs
-from tests.sampling import examples
 
-EXAMPLES = examples(100, 40)
+EXAMPLES = settings(max_examples=100, deadline=None)
 
 
 def agree(graph: CostGraph, devices: list[Device], **options: object) -> None:

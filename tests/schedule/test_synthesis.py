@@ -4,7 +4,7 @@ import math
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from ortools.sat.python import cp_model
 
@@ -20,7 +20,6 @@ from pipec.simulate.simulate import simulate
 from pipec.simulate.timeline import Timeline
 from pipec.simulate.times import Times
 from pipec.simulate.verify import check
-from tests.sampling import each, examples
 
 LINE = ("1f1b", "gpipe", "1f1b-so", "zb-h1", "zb-h1{memory=2}")
 
@@ -65,7 +64,7 @@ def memory_of(costs: StageCosts) -> Memory:
     return Memory(saved=costs.saved, saved_for_w=costs.saved_for_w)
 
 
-@examples(60, 30)
+@settings(max_examples=60, deadline=None)
 @given(problems(slowest=4.0))  # a link that is slower than the stages carries one value at a time
 def test_simulator_agrees_limits_are_kept_and_the_bound_is_a_bound(
     problem: tuple[StageCosts, list[int], int],
@@ -125,7 +124,7 @@ def optimum(costs: StageCosts, device: list[int], microbatches: int, most: float
     return solver.objective_value / unit
 
 
-@examples(15, 6)
+@settings(max_examples=15, deadline=None)
 @given(problems(stages=2, microbatches=3))
 def test_beside_the_optimum_of_a_constraint_solver(
     problem: tuple[StageCosts, list[int], int],
@@ -141,7 +140,8 @@ def of_generator(made: Schedule, costs: StageCosts) -> Timeline:
     return simulate(lower(made), times_of(costs), memory_of(costs))
 
 
-@pytest.mark.parametrize(("name", "seed"), each(LINE, range(4)))
+@pytest.mark.parametrize("name", LINE)
+@pytest.mark.parametrize("seed", range(4))
 def test_in_the_memory_of_a_generator_no_slower(name: str, seed: int) -> None:
     n, m = 4 + seed, 12
     rows = [[1 + ((7 * s + 3 * k + seed) % 5) / 4 for s in range(n)] for k in range(4)]

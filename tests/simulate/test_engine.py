@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipec.errors import ScheduleError
@@ -20,7 +20,6 @@ from pipec.simulate.deadlock import shortest_cycle
 from pipec.simulate.engine import WAVEFRONT_FROM, Prepared, run, wavefront, worklist
 from pipec.simulate.simulate import simulate
 from pipec.simulate.times import Times
-from tests.sampling import examples
 from tests.simulate.cases import VARIANTS, full
 
 
@@ -43,7 +42,7 @@ def naive(prepared: Prepared, seconds: np.ndarray) -> np.ndarray:
     return end[:count]
 
 
-@examples(40, 16)
+@settings(max_examples=40, deadline=None)
 @given(case=st.sampled_from(VARIANTS), seed=st.integers(0, 2**32 - 1))
 def test_three_engines_agree(case: tuple[str, dict[str, object]], seed: int) -> None:
     schedule = full(case[0], 4, 12, case[1])
@@ -58,7 +57,7 @@ def test_three_engines_agree(case: tuple[str, dict[str, object]], seed: int) -> 
         assert (end[: len(schedule)] == want[view.rows]).all()
 
 
-@examples(40, 16)
+@settings(max_examples=40, deadline=None)
 @given(case=st.sampled_from(VARIANTS), seed=st.integers(0, 2**32 - 1))
 def test_receives_may_be_left_out_and_sends_follow(
     case: tuple[str, dict[str, object]], seed: int
@@ -77,7 +76,7 @@ def test_receives_may_be_left_out_and_sends_follow(
         assert (end[view.follows] == want[view.followers]).all()
 
 
-@examples(40, 16)
+@settings(max_examples=40, deadline=None)
 @given(
     case=st.sampled_from(VARIANTS),
     depth=st.sampled_from([None, 1, 2, 3]),

@@ -1,7 +1,7 @@
 """The simulator against closed forms, published figures, and a cycle-by-cycle oracle."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipec.backends.fpga.cycles import cycles_of, latency_of, network_of, simulate_design
@@ -88,7 +88,7 @@ geometry = st.tuples(
 )  # fmt: skip
 
 
-@examples(80, 32)
+@settings(max_examples=80, deadline=None)
 @given(geometry)
 def test_window_closed_form(case: tuple[int, int, bool, int, int]) -> None:
     k, s, same, w, cf = case
@@ -108,7 +108,7 @@ def test_window_closed_form(case: tuple[int, int, bool, int, int]) -> None:
         assert least <= early <= 1
 
 
-@examples(200, 80)
+@settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_every_window_generator_moves_all_tokens(data: st.DataObject) -> None:
     """Any padding, stride and dilation: an image in, its windows out; lines have a closed form."""
@@ -144,7 +144,7 @@ def line_cycles(nest: Swg) -> int:
     return line.first * nest.cf + nest.oh * ((nest.ow - 1) * inner + pixel) + turns
 
 
-@examples(60, 24)
+@settings(max_examples=60, deadline=None)
 @given(st.integers(1, 5), st.integers(1, 9), st.integers(1, 9), st.integers(1, 30))
 def test_width_converter_needs_no_more_than_its_wider_side(
     rows: int, lanes_in: int, lanes_out: int, channels: int

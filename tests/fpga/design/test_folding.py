@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -36,7 +36,7 @@ from pipec.cost.count import count
 from pipec.errors import BackendError
 from tests.fpga.design.models import MODELS, graph_of, made
 from tests.fpga.design.staged import simulate_stage, within
-from tests.sampling import each, examples
+from tests.sampling import each
 
 VCU118 = PRESETS["vcu118"]
 
@@ -71,7 +71,7 @@ def sums_of(nest: Mvu) -> Iterator[tuple[int, ...]]:
             yield from ((v, f, 0) for s, f in np.ndindex(nest.sf, nest.nf))
 
 
-@examples(300, 120)
+@settings(max_examples=300, deadline=None)
 @given(sizes, st.integers(1, 20_000), st.integers(0, 20), st.sampled_from([200.0, 300.0, 400.0]))
 def test_no_sum_meets_its_adder_again_too_early(
     size: tuple[int, int, int, int], target: int, block: int, clock: float
@@ -86,7 +86,7 @@ def test_no_sum_meets_its_adder_again_too_early(
         last[added] = now
 
 
-@examples(150, 60)
+@settings(max_examples=150, deadline=None)
 @given(sizes, st.integers(1, 20_000))
 def test_factors_are_the_cheapest_that_reach_the_target(
     size: tuple[int, int, int, int], target: int
@@ -117,7 +117,7 @@ def test_factors_are_the_cheapest_that_reach_the_target(
         assert busy(found.pe, found.simd) == min(busy(pe, simd) for pe, simd in pairs)
 
 
-@examples(100, 40)
+@settings(max_examples=100, deadline=None)
 @given(sizes, st.sampled_from([1, 2, 4]), st.integers(1, 4), st.integers(1, 8))
 def test_streamed_cycles_equal_the_run_table(
     size: tuple[int, int, int, int], block: int, pe: int, simd: int
@@ -134,7 +134,7 @@ items = st.lists(
 )  # fmt: skip
 
 
-@examples(60, 24)
+@settings(max_examples=60, deadline=None)
 @given(items, st.integers(100, 20_000), st.integers(1, 60), st.integers(1, 12))
 def test_placement_fits_where_there_is_room(
     found: list[Item], lut: int, bram: int, uram: int

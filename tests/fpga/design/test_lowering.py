@@ -6,7 +6,7 @@ from functools import lru_cache
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -22,7 +22,6 @@ from pipec.backends.fpga.runs import tokens
 from pipec.errors import BackendError
 from tests.fpga.design.models import MODELS, graph_of, made
 from tests.fpga.design.numeric import execute
-from tests.sampling import examples
 
 
 @lru_cache
@@ -117,7 +116,7 @@ def test_dropout_in_training_names_the_remedy() -> None:
 shapes = st.lists(st.integers(1, 4), min_size=1, max_size=4)
 
 
-@examples(150, 60)
+@settings(max_examples=150, deadline=None)
 @given(st.data(), shapes)
 def test_views_follow_numpy(data: st.DataObject, shape: list[int]) -> None:
     """A view's indices pick the logical elements in the order of the stream."""
@@ -139,7 +138,7 @@ def test_views_follow_numpy(data: st.DataObject, shape: list[int]) -> None:
         assert view.shape == logical.shape
 
 
-@examples(100, 40)
+@settings(max_examples=100, deadline=None)
 @given(st.data(), shapes)
 def test_permutation_turns_one_order_into_another(data: st.DataObject, shape: list[int]) -> None:
     logical = np.arange(int(np.prod(shape))).reshape(shape)
@@ -152,7 +151,7 @@ def test_permutation_turns_one_order_into_another(data: st.DataObject, shape: li
     assert (stream.transpose(axes).reshape(-1) == logical.transpose(orders[1]).reshape(-1)).all()
 
 
-@examples(25, 10)
+@settings(max_examples=25, deadline=None)
 @given(
     st.integers(1, 7), st.integers(1, 7), st.integers(0, 3), st.sampled_from([4, 6, 10]),
     st.sampled_from([1, 40, 10**6]),
@@ -195,7 +194,7 @@ def test_inputs_with_two_readers_or_odd_rows_stay_as_they_are() -> None:
     assert odd.inputs[0].use.channels == 3
 
 
-@examples(25, 10)
+@settings(max_examples=25, deadline=None)
 @given(
     st.integers(1, 3), st.integers(1, 60), st.integers(1, 5), st.sampled_from([1, 3, 10, 10**6]),
     st.sampled_from([1, 60, 10**6]), st.sampled_from([40, 400, 10**6]),
@@ -222,7 +221,7 @@ def test_matrices_that_are_too_large_for_a_memory_port_are_parted(
     assert torch.allclose(got.float(), model(x), atol=2e-5)
 
 
-@examples(20, 8)
+@settings(max_examples=20, deadline=None)
 @given(
     st.lists(st.integers(1, 4), min_size=2, max_size=4), st.data(), st.booleans(),
     st.sampled_from(["mean", "sum", "amax"]),

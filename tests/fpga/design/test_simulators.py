@@ -4,7 +4,7 @@ import re
 from functools import partial
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.rtl.style import Style
@@ -20,7 +20,6 @@ from tests.fpga.design import plain, rigid
 from tests.fpga.design.models import graph_of, made
 from tests.fpga.design.plain import digest
 from tests.fpga.design.staged import simulate_stage
-from tests.sampling import examples
 
 
 @st.composite
@@ -74,7 +73,7 @@ def ran(run: object, processes: list[Process], depths: dict[str, int], frames: i
     return found
 
 
-@examples(60, 24)
+@settings(max_examples=60, deadline=None)
 @given(networks())
 def test_both_simulators_give_the_same_trace(
     network: tuple[list[Process], dict[str, int]],
@@ -82,7 +81,7 @@ def test_both_simulators_give_the_same_trace(
     assert ran(native.simulate, *network, 3) == ran(plain.simulate, *network, 3)
 
 
-@examples(60, 24)
+@settings(max_examples=60, deadline=None)
 @given(networks())
 def test_a_steady_state_lasts(network: tuple[list[Process], dict[str, int]]) -> None:
     processes, depths = network
@@ -99,7 +98,7 @@ def test_a_steady_state_lasts(network: tuple[list[Process], dict[str, int]]) -> 
         assert longer.ends[last:] == tuple(trace.ends[-1] + k * trace.interval for k in range(7))
 
 
-@examples(60, 24)
+@settings(max_examples=60, deadline=None)
 @given(st.integers(1, 4), st.integers(1, 9), st.integers(1, 5), st.integers(1, 6))
 def test_feedback_takes_its_latency_per_round(held: int, work: int, d: int, n: int) -> None:
     """A loop with so many tokens at reset: D + 1 cycles of latency for as many firings."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -27,7 +27,6 @@ from pipec.backends.fpga.quantise.layers import quantise
 from pipec.compiler.sizes import run_graph
 from pipec.graph.ir import Graph
 from tests.fpga.design.models import MODELS, graph_of, made
-from tests.sampling import examples
 
 Frames = list[dict[str, Tensor]]
 
@@ -140,7 +139,7 @@ def test_a_broken_engine_exceeds_the_bound(precision: str, how: str, tmp_path: P
     assert broken.max_relative_error > bound.relative
 
 
-@examples(20, 8)
+@settings(max_examples=20)
 @given(st.sampled_from(["ap_fixed<16,6>", "ap_fixed<8,4>", "float16"]), st.integers(0, 2**32 - 1))
 def test_worst_is_what_the_worst_signs_do(precision: str, seed: int) -> None:
     """One linear layer: brute force over all signs of the errors of its inputs and its output."""
@@ -176,7 +175,7 @@ def test_bounds_survive_the_file() -> None:
     assert (found.relative, found.basis) == (0.25, "likely")
 
 
-@examples(200, 80)
+@settings(max_examples=200, deadline=None)
 @given(st.integers(0, 10**6), st.sampled_from(["ap_fixed<8,4>", "ap_fixed<16,6>", "bfloat16"]))
 def test_test_benches_accept_what_the_bound_does(seed: int, dtype: str) -> None:
     """A result as near to the model's as the bound says is accepted beside rounded golden data."""
