@@ -9,6 +9,7 @@ from benchmarks.faults.inject import Fault, faults, reseal
 from benchmarks.faults.models import make
 from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.driver import emit, make_plan
+from tests.sampling import ALL
 
 
 @pytest.mark.parametrize(("model", "target"), [("gated", "torch"), ("file-gates", "onnx")])
@@ -20,7 +21,7 @@ def test_faults_are_reported(tmp_path: Path, model: str, target: str) -> None:
     assert try_fault(clean, loaded, nothing, tmp_path, 0) == ""
     found = faults(clean, target)
     assert len({f.kind for f in found}) >= 7
-    for seed, fault in enumerate(sample(found, 12, 0)):
+    for seed, fault in enumerate(sample(found, 12 if ALL else 8, 0)):
         assert try_fault(clean, loaded, fault, tmp_path, seed), fault
 
 
@@ -37,7 +38,7 @@ def test_faults_of_the_graphs_of_stages_are_reported(
     found = [f for f in faults(clean, target) if ":" in f.kind]
     files = {"F"} if model != "train-gated" else {"F", "B", "I", "W", "B, I and W"}
     assert {f.kind.split(":")[0] for f in found} == files
-    for seed, fault in enumerate(sample(found, 24, 0)):
+    for seed, fault in enumerate(sample(found, 24 if ALL else 12, 0)):
         assert try_fault(clean, loaded, fault, tmp_path, seed), fault
 
 
@@ -58,7 +59,8 @@ def test_faults_of_quantised_models_are_reported(tmp_path: Path, target: str) ->
     assert [report_of(clean, loaded, seed) for seed in range(3)] == [""] * 3
     kinds = {"a zeroed table", "two channels swapped", "a bias off by one row"}
     kinds |= {"a scale x 1.01", "a zero point + 1", "two 8-bit numbers swapped"}
-    found = sample([f for f in faults(clean, target) if f.kind in kinds], 18, 0)
+    every = [f for f in faults(clean, target) if f.kind in kinds]
+    found = sample(every, (3 if ALL else 1) * len(kinds), 0)
     assert {f.kind for f in found} == kinds
     for seed, fault in enumerate(found):
         assert try_fault(clean, loaded, fault, tmp_path, seed), fault
