@@ -136,7 +136,7 @@ def convolutions() -> torch.nn.Module:
 
 MODELS = {
     "mlp": CASES["mlp"],
-    "convolutions": Case(convolutions, torch.nn.functional.cross_entropy, floats(8, 3, 32, 32)),
+    "convolutions": Case(convolutions, torch.nn.functional.cross_entropy, floats(8, 3, 16, 16)),
 }
 
 

@@ -16,6 +16,7 @@ from pipec.frontends.base import Loaded, LoadOptions
 from pipec.frontends.torch_module import from_module
 from pipec.graph.eager import eager_parts
 from tests.runtime.eager_models import CASES, PUBLISHED, Case, Part, Sometimes
+from tests.sampling import each
 
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without:UserWarning")
 MICROBATCHES, STEPS = 4, 3
@@ -125,8 +126,7 @@ def test_a_graph_cannot_hold_these_models_and_the_parts_are_found(name: str) -> 
     assert tuple(eager_parts(found_out(name).graph).values()) == case.eager
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("name", "schedule"), each(CASES, SCHEDULES))
 def test_eager_parts_train_as_one_process(name: str, schedule: str) -> None:
     case = CASES[name]
     plan = compiled(found_out(name), schedule)
@@ -182,8 +182,7 @@ def published(name: str) -> Loaded:
     return read(PUBLISHED[name], PUBLISHED[name].eager)
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize(("name", "schedule"), each(PUBLISHED, SCHEDULES))
 def test_published_models_train_as_one_process(name: str, schedule: str) -> None:
     case = PUBLISHED[name]
     plan = compiled(published(name), schedule)

@@ -31,6 +31,7 @@ from pipec.simulate.verify import verify
 from tests.passes.test_memory_passes import CASE
 from tests.passes.test_parts import cut_for, timed
 from tests.runtime.pipelines import batches
+from tests.sampling import pairs
 from tests.simulate.test_memory import changes
 
 
@@ -66,9 +67,7 @@ def state_bytes(executor: Executor) -> int:
     return sum(t.nbytes for s in states for t in s.values() if torch.is_tensor(t) and t.dim())
 
 
-@pytest.mark.parametrize("beside", [0, 2])
-@pytest.mark.parametrize("clip", [None, 0.1])
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(("name", "clip", "beside"), pairs(OPTIMIZERS, [None, 0.1], [0, 2]))
 def test_training_is_bit_equal_and_all_state_waits_in_the_arena(
     name: str, clip: float | None, beside: int
 ) -> None:
