@@ -30,6 +30,7 @@ from tests.autodiff.chain import Case, worst
 from tests.autodiff.zoo import CASES, floats, seeded
 from tests.runtime.lagging import Lagging
 from tests.runtime.pipelines import batches, scheduled, staged
+from tests.sampling import each
 
 STAGES, MICROBATCHES = 4, 8
 
@@ -204,8 +205,7 @@ def unmoved(name: str) -> dict[str, torch.Tensor]:
     return measured(case, whole, scheduled(whole, name, MICROBATCHES, **SCHEDULES[name]))[0]
 
 
-@pytest.mark.parametrize("copy", [0.3, 1.4])
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize(("name", "copy"), each(SCHEDULES, [0.3, 1.4]))
 def test_a_device_that_lags_behind_holds_what_the_timeline_says(
     name: str, copy: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:

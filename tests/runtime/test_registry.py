@@ -1,6 +1,7 @@
 """The models of torch's own pipeline tests train as one process does, under every schedule."""
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -9,10 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pipec.errors import PipecError
+from pipec.frontends.base import Loaded
 from pipec.graph.eager import eager_parts
 from tests.runtime import registry_models as models
 from tests.runtime.eager_models import Case
 from tests.runtime.test_eager import SCHEDULES, compiled, expected, read, stashing, trained, worst
+from tests.sampling import each
 
 
 def _rows(*names: str) -> Callable[[torch.Generator], tuple[dict[str, Tensor], Any]]:
@@ -42,11 +45,16 @@ CASES = {
 """By torch's names."""
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("name", CASES)
+@cache
+def found_out(name: str) -> Loaded:
+    """The model with the parts that pipec finds."""
+    return read(CASES[name], ("auto",))
+
+
+@pytest.mark.parametrize(("name", "schedule"), each(CASES, SCHEDULES, times=2))
 def test_torchs_own_models_train_as_one_process(name: str, schedule: str) -> None:
     case = CASES[name]
-    loaded = read(case, ("auto",))
+    loaded = found_out(name)
     assert tuple(dict.fromkeys(eager_parts(loaded.graph).values())) == case.eager
     plan = compiled(loaded, schedule)
     want = expected(case, stashing(plan) if schedule == "pipedream" else None)

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,18 @@ G = torch.Generator().manual_seed(1)
 BATCHES = [(torch.randn(8, 8, generator=G), torch.randint(3, (8,), generator=G)) for _ in range(4)]
 
 
+@cache
+def compiled(schedule: str, stages: int, **told: Any) -> pipec.Plan:
+    torch.manual_seed(0)
+    layers = (nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3))
+    x, target = BATCHES[0]
+    return pipec.compile(
+        nn.Sequential(*layers), x[:2], "4xcpu" if schedule == "pipefb" else f"{stages}xcpu",
+        loss=(F.cross_entropy, target[:2]), schedule=schedule, stages=stages, microbatches=4,
+        **told,
+    )  # fmt: skip
+
+
 def pipeline(
     schedule: str,
     optimizer: OptimizerFactory,
@@ -25,14 +38,7 @@ def pipeline(
     scheduler: SchedulerFactory | None = None,
     **told: Any,
 ) -> pipec.Pipeline:
-    torch.manual_seed(0)
-    layers = (nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3))
-    x, target = BATCHES[0]
-    plan = pipec.compile(
-        nn.Sequential(*layers), x[:2], "4xcpu" if schedule == "pipefb" else f"{stages}xcpu",
-        loss=(F.cross_entropy, target[:2]), schedule=schedule, stages=stages, microbatches=4,
-        **told,
-    )  # fmt: skip
+    plan = compiled(schedule, stages, **told)
     return pipec.Pipeline(plan, optimizer=optimizer, scheduler=scheduler)
 
 

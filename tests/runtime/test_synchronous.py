@@ -16,6 +16,7 @@ from pipec.schedule.action import ActionKind
 from tests.autodiff.chain import Case, worst
 from tests.autodiff.zoo import CASES, floats, seeded
 from tests.runtime.pipelines import accumulated, batches, scheduled, staged
+from tests.sampling import each
 
 SCHEDULES = {
     "gpipe": {},
@@ -85,8 +86,9 @@ def test_copies_of_a_pipeline_train_as_one(
         assert all(torch.equal(one[n], other[n]) for n in one)
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "zbv"])
-@pytest.mark.parametrize("name", ["gpt-2", "bert", "t5"])
+@pytest.mark.parametrize(
+    ("name", "schedule"), each(["gpt-2", "bert", "t5"], ["1f1b", "interleaved", "zbv"])
+)
 def test_copies_of_tied_weights_stay_equal_and_right_over_many_adam_steps(
     name: str, schedule: str
 ) -> None:
