@@ -16,7 +16,9 @@ from pipec.errors import PassError, ScheduleError
 from pipec.plan.model import STATE_WAITS, Plan
 from pipec.plan.store import load_plan, write_plan
 from pipec.report.plan import print_plan
+from pipec.runtime.device import Device
 from pipec.runtime.executor import Executor, Settings
+from pipec.runtime.moves import Moves
 from pipec.runtime.runner import LocalPipeline
 from pipec.runtime.state import restore, state_of
 from pipec.schedule.action import ActionKind
@@ -87,6 +89,32 @@ def test_training_is_bit_equal_and_all_state_waits_in_the_arena(
             assert executor.advance()
     assert state <= arena.held <= state * 1.1
     assert plain.executors[0].compute.host.held == 0
+
+
+@pytest.mark.parametrize(
+    ("action", "copy"), [("send_state", "to_host"), ("receive_state", "from_host")]
+)
+def test_copies_beside_compute_start_in_their_actions(
+    action: str, copy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step that finds its state elsewhere would bring it too, but wait for it."""
+    under_way, started = list[str](), list[bool]()
+    act, start = getattr(Moves, action), getattr(Device, copy)
+
+    def acts(*given: object) -> None:
+        under_way.append(action)
+        act(*given)
+        under_way.pop()
+
+    def starts(*given: object) -> object:
+        started.append(bool(under_way))
+        return start(*given)
+
+    monkeypatch.setattr(Moves, action, acts)
+    monkeypatch.setattr(Device, copy, starts)
+    pipeline(plans(beside=2)[1]).run(3)
+    assert len(started) >= 4
+    assert all(started)
 
 
 def test_a_checkpoint_holds_the_state_and_it_leaves_again_once_it_is_back() -> None:
