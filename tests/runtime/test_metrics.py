@@ -2,11 +2,26 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
+from pipec.runtime.figures import Figures
 from pipec.runtime.metrics import JsonLines, Steady, Step, TensorBoard
+from pipec.runtime.program import Program
+from pipec.runtime.train import summary
+
+
+@pytest.mark.parametrize(("busy", "bubble"), [(0.5, 0.75), (2.0, 0.0), (2.1, 0.0)])
+def test_a_round_is_reported_per_second(busy: float, bubble: float) -> None:
+    """Of three new microbatches of five rows each; one process, whatever devices it plays."""
+    schedule = SimpleNamespace(devices=4, microbatches=7, first=4)
+    plan = SimpleNamespace(graph=SimpleNamespace(rows=5))
+    program = cast(Program, SimpleNamespace(schedule=schedule, plan=plan))
+    figures = Figures(1.5, None, skipped=True, rescaled=False, busy=busy, seconds=2.0)
+    assert summary(program, figures, 3) == Step(3, 1.5, 7.5, bubble, 2.0, skipped=True)
 
 
 @pytest.mark.parametrize(
