@@ -213,19 +213,16 @@ class CutSearch:
         return timeline_of(facts, like)
 
     def _overfill(self, stage: IntArray, timeline: Timeline) -> float:
-        """The most that a device holds of one cut over what it has.
-
-        Without a flush this is what a run holds that goes on from round to round.
-        """
-        held = timeline.peak_bytes
-        if self._filled is not self.compute:
-            held = replace(self, compute=self._filled).predict(stage).peak_bytes
+        """The most that a device holds of one cut over what it has, once the pipeline is full."""
+        drains = self._full.compute is self.compute
+        held = (timeline if drains else self._full.predict(stage)).peak_bytes
         pairs = zip(held, self.limits, strict=False)
         return max((p / limit if limit else inf for p, limit in pairs), default=0.0)
 
     @cached_property
-    def _filled(self) -> Schedule:
-        return fill(self.compute)
+    def _full(self) -> "CutSearch":
+        """For as long a schedule as a run without a flush takes to fill its pipeline."""
+        return replace(self, compute=fill(self.compute))
 
     @cached_property
     def units(self) -> Units:

@@ -19,7 +19,7 @@ def test_a_round_is_reported_per_second(busy: float, bubble: float) -> None:
     """Of three new microbatches of five rows each; one process, whatever devices it plays."""
     schedule = SimpleNamespace(devices=4, microbatches=7, first=4)
     plan = SimpleNamespace(graph=SimpleNamespace(rows=5))
-    program = cast(Program, SimpleNamespace(schedule=schedule, plan=plan))
+    program = cast("Program", SimpleNamespace(schedule=schedule, plan=plan))
     figures = Figures(1.5, None, skipped=True, rescaled=False, busy=busy, seconds=2.0)
     assert summary(program, figures, 3) == Step(3, 1.5, 7.5, bubble, 2.0, skipped=True)
 
