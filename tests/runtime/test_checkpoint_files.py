@@ -159,9 +159,9 @@ def test_the_newest_good_checkpoint_is_used_and_the_bad_one_told(harm: str, tmp_
     case, told = CASES["dropout"], list[str]()
     plan = staged(case, seeded(case), 2)
     whole, first, second = (pipeline(case, plan, "1f1b") for _ in range(3))
-    train(whole, 4)
-    train(first, 3, checkpoints=Checkpoints(tmp_path, first.executors, keep=3), every=1)
-    newest = tmp_path / "round-3"
+    train(whole, 5)
+    train(first, 4, checkpoints=Checkpoints(tmp_path, first.executors, keep=2), every=2)
+    newest = tmp_path / "round-4"
     if harm == "damaged":
         file = newest / "0.safetensors"
         file.write_bytes(file.read_bytes()[:-1])
@@ -170,13 +170,13 @@ def test_the_newest_good_checkpoint_is_used_and_the_bad_one_told(harm: str, tmp_
     else:
         (newest / "sha256.json").write_text("{}")
     checkpoints = Checkpoints(tmp_path, second.executors, keep=1, tell=told.append)
-    train(second, 4, checkpoints=checkpoints)
+    train(second, 5, checkpoints=checkpoints, every=1)  # also before the round of the bad one
     assert worst(second.state_dict(), whole.state_dict()) == 0
     assert len(told) == 1
     assert told[0].startswith("going on from round-2: ")
     assert "\n" not in told[0]
-    assert 4 in checkpoints.complete()
-    assert checkpoints.resume() == 4 if harm != "renamed" else True
+    assert 5 in checkpoints.complete()
+    assert checkpoints.resume() == 5 if harm != "renamed" else True
 
 
 def test_what_is_kept_counts_only_what_can_be_read(tmp_path: Path) -> None:
