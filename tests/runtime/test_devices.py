@@ -247,6 +247,16 @@ def test_attention_in_products_runs_where_the_cpus_kernel_does_not() -> None:
     assert worst(runs[0].state_dict(), runs[1].state_dict()) < 1e-4
 
 
+def test_a_tensor_of_other_strides_is_of_another_type() -> None:
+    """But for a dimension of size 1, which is never stepped over."""
+    t = torch.zeros(4, 3, 2)
+    assert TensorType.of(t).is_of(t.clone())
+    for other in (t.transpose(0, 1).contiguous().transpose(0, 1), t[:2], t.double(), t[..., :1]):
+        assert not TensorType.of(t).is_of(other)
+    row = torch.zeros(1, 3)
+    assert TensorType.of(row).is_of(row.as_strided((1, 3), (7, 1)))
+
+
 def test_what_comes_back_is_let_go_tensor_by_tensor() -> None:
     """Under split backward, I lets go what W does not read."""
     device, values = Device(torch.device("cpu")), [torch.ones(100), torch.ones(50)]

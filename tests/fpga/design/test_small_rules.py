@@ -7,10 +7,12 @@ from pipec.backends.fpga.arithmetic import arithmetic, operators, place_depth, s
 from pipec.backends.fpga.banks import slots_for
 from pipec.backends.fpga.boards import pace
 from pipec.backends.fpga.cpp import digits
+from pipec.backends.fpga.engines.base import Layer
 from pipec.backends.fpga.engines.fixed import factor
 from pipec.backends.fpga.engines.memory import beat_lanes
 from pipec.backends.fpga.engines.mvu import dense_cycles
 from pipec.backends.fpga.engines.network import integers
+from pipec.backends.fpga.engines.outer import Outer
 from pipec.backends.fpga.engines.parts import in_tokens, lut_ram
 from pipec.backends.fpga.engines.perm import index_lines
 from pipec.backends.fpga.engines.steps import Step, clamp_of
@@ -90,3 +92,19 @@ LINE = Window(1, 32, 32, 1, 1, 3, 3, pt=1, pl=1, oh=32, ow=32, kp=9)
 )  # fmt: skip
 def test_by_hand(found: object, want: object) -> None:
     assert found == want
+
+
+@pytest.mark.parametrize("target", [1, 12, 60, 100, 200, 500, 10_000])
+def test_an_outer_product_meets_its_target_with_the_fewest_multipliers(target: int) -> None:
+    """Against all forms: cycles are vectors times both tiles, and the matrix is written."""
+    nest = Outer(n=6, rows=8, taps=1, channels=12)
+    found = nest.fold(Layer("g", "g", "g", (), 8, 12, nest), target, "float32").nest
+    assert isinstance(found, Outer)
+    cycles = {
+        (pe, simd): 6 * -(-8 // pe) * -(-12 // simd) + 8 * -(-12 // simd)
+        for pe in range(1, 9)
+        for simd in range(1, 13)
+    }
+    least = max(min(cycles.values()), target)
+    assert cycles[found.pe, found.simd] <= least
+    assert found.pe * found.simd == min(a * b for (a, b), c in cycles.items() if c <= least)
