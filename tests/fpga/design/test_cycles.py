@@ -27,7 +27,6 @@ from pipec.errors import BackendError
 from tests.fpga.design.models import MODELS, graph_of, made
 from tests.fpga.design.naive import naive
 from tests.fpga.design.staged import simulate_stage
-from tests.sampling import examples
 
 TURN_ROUND = 1
 """Cycle between two frames in FINN's window generator."""
@@ -186,7 +185,7 @@ def test_skip_path_threshold_is_sharp(depth: int, order: str, n: int, least: int
     assert 5_184 <= best <= 5_200  # the MVU: 144 * 18 * 2
 
 
-@examples(40, 20)
+@settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_agrees_with_the_cycle_by_cycle_oracle(data: st.DataObject) -> None:
     """Every handshake cycle and every deadlock verdict, on nets with a fork and a join."""
