@@ -106,3 +106,13 @@ def test_bad_input(tmp_path: Path, name: str) -> None:
 def test_no_file(tmp_path: Path) -> None:
     with pytest.raises(PartitionError, match="cannot read"):
         read_workload(tmp_path / "absent.json")
+
+
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+def test_a_byte_order_mark_does_not_hide_json(tmp_path: Path, mark: str) -> None:
+    # Some editors write the mark; the brace behind it tells the format.
+    path = tmp_path / "cost.json"
+    path.write_text(mark + '{"nodes": 1}', encoding="utf-8")
+    with pytest.raises(PartitionError) as caught:
+        read_workload(path)
+    assert "neither a node nor an edge" not in str(caught.value)

@@ -50,7 +50,7 @@ def read_workload(path: Path) -> Workload:
     from pipec.partition.formats.profile import parse_profile
 
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         hint = "name a directory that pipec compile wrote, a workload (JSON), or a graph.txt"
         raise PartitionError(
