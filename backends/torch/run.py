@@ -247,7 +247,9 @@ def _finish(plan: Plan, job: Job, options: RunOptions, pipeline: Runner) -> None
         axes = read_axes(plan, job.directory)
         job.infer(AnySize(pipeline, axes, job.batch()) if axes.open else pipeline, observers)
     rows = collect_rows(pipeline) if options.trace else None
-    if options.trace and rows is not None:
+    if rows is not None and not any(map(len, rows.values())):
+        job.tell("--trace writes nothing: no round was run")
+    elif options.trace and rows is not None:
         write_trace(pipeline.program.schedule, rows, options.trace)
         if not (job.as_json or job.quiet):
             click.echo(f"wrote {options.trace}")

@@ -94,7 +94,12 @@ def reload(source: Source, *, spec: str | None = None, trust: bool = False) -> L
             "where its example inputs are wanted, others: --data path/file.py:function",
         )
     where = spec or source.location
-    loaded = load(where, replace(LoadOptions.of(source), trust=trust))
+    try:
+        loaded = load(where, replace(LoadOptions.of(source), trust=trust))
+    except FrontendError as error:
+        if spec is None:
+            error.add_note("the plan names it; --model says where the model is now")
+        raise
     found = loaded.graph.source.sha256
     if source.sha256 and found != source.sha256:
         raise FrontendError(

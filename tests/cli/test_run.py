@@ -98,6 +98,15 @@ def test_a_checkpoint_is_exported_without_training_on(pipec: Pipec, plans: Path)
     assert all(torch.equal(a[n], b[n]) for n in a)
 
 
+def test_no_trace_is_written_of_no_round(pipec: Pipec, plans: Path) -> None:
+    options = ("--local", "--data", f"{plans}/net.py:batch", "--trace", plans / "none.json")
+    for rounds in (0, 1):
+        outcome = pipec("run", plans / "infer", *options, "--rounds", rounds)
+        assert outcome.code == 0
+        assert ("--trace writes nothing: no round was run" in outcome.out) == (rounds == 0)
+        assert (plans / "none.json").exists() == (rounds == 1)
+
+
 @pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
 def test_inference_keeps_its_outputs(pipec: Pipec, plans: Path, suffix: str) -> None:
     path = plans / f"found{suffix}"

@@ -79,6 +79,7 @@ def test_a_model_that_moved_or_changed(pipec: Pipec, factory: Path, tmp_path: Pa
     outcome = pipec("verify", out)
     assert outcome.code == 1
     assert "net.py" in outcome.err
+    assert "--model says where the model is now" in outcome.err
     assert pipec("verify", out, "--model", f"{moved}:net").code == 0
     moved.write_text(
         FACTORY.replace("self.head.weight = ", "self.tied = ").replace("(20, 8)", "(20, 8, 0)")
