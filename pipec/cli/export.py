@@ -59,6 +59,7 @@ def _openvino(plan: Plan, _: Path) -> str:
             got=plan.graph.source.location,
             hint="compile the .onnx that OpenVINO reads",
         )
+    export.check_one_per_device(plan)
     nodes = _nodes(plan.graph.source)
     stages = {
         value: plan.home[call.name]

@@ -47,9 +47,12 @@ def split_layers(plan: Plan, stages: int | None = None) -> Split:
     """Solves the placement problem with layers in one piece; by default for as many stages.
 
     Raises:
-        PartitionError: Fewer layers or devices than stages, or nothing fits.
+        PartitionError: Fewer layers or devices than stages, the plan's stages are not one per
+            device, or nothing fits.
     """
     assert plan.costs is not None
+    if stages is None:
+        check_one_per_device(plan)
     count = len(plan.stages) if stages is None else stages
     layers, problem = layers_of(plan.graph), build_problem(plan)
     if count > len(layers.names):
@@ -82,6 +85,24 @@ def split_layers(plan: Plan, stages: int | None = None) -> Split:
         cut.lower_bound,
         _split_evenly(plan, problem, devices, links, len(layers.numbered)),
     )
+
+
+def check_one_per_device(plan: Plan) -> None:
+    """Refuse a plan whose stage k is not on device k alone, as other runtimes take it.
+
+    Raises:
+        PartitionError: It is elsewhere, has replicas, or shares its device.
+    """
+    for k, devices in enumerate(plan.placement.forward if plan.placement else ()):
+        if devices != (k,):
+            raise PartitionError(
+                "this runtime takes one stage per device",
+                where=f"stage {k}",
+                got=f"on {', '.join(f'device {d}' for d in devices)}",
+                want=f"on device {k} alone",
+                hint="--stages N, for a split over the first N devices; or a plan without "
+                "replicas and with one stage per device",
+            )
 
 
 def _in_order(problem: CostGraph, piece: IntArray) -> CostGraph:

@@ -23,6 +23,7 @@ from pipec.compiler.pass_manager import parse_pipeline
 from pipec.errors import PartitionError
 from pipec.frontends.torch_module import from_module
 from pipec.plan.model import Plan
+from pipec.schedule.schedule import Placement
 
 
 class Uneven(nn.Module):
@@ -168,6 +169,17 @@ def test_a_split_into_more_stages_than_devices_is_refused(plan: Plan) -> None:
     with pytest.raises(PartitionError, match=r"one stage per device[^$]*4 stages[^$]*--stages 3"):
         split_layers(plan, 4)
     assert len(split_layers(plan, 3).parts) == 3
+
+
+@pytest.mark.parametrize("homes", [((0, 1), (2,)), ((0,), (2,)), ((1,), (0,)), ((0,), (0,))])
+def test_stages_elsewhere_are_not_split_as_if_they_were_in_order(
+    plan: Plan, homes: tuple[tuple[int, ...], ...]
+) -> None:
+    """Replicas, a device left out, another order, a shared device."""
+    placed = plan.replace(placement=Placement.together(homes))
+    with pytest.raises(PartitionError, match=r"one stage per device[^$]*stage [01][^$]*--stages N"):
+        split_layers(placed)
+    assert split_layers(placed, 3) == split_layers(plan, 3)
 
 
 @pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # torch calls its own
