@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from math import isfinite
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,11 +13,13 @@ from pipec.compiler.interpret import NODE
 from pipec.errors import PipecError
 from pipec.plan.model import Plan
 from pipec.runtime.metrics import Step
+from pipec.runtime.recording import RECORDED
 from pipec.schedule.action import ActionKind
 from pipec.schedule.schedule import Schedule
 
 Data = dict[str, Any]
 _SOME = Meta(min_length=1)
+_TRACE, _RUN = "a trace of a run", "pipec run OUT --trace FILE"
 _HINT = "name what `pipec verify --json` or `pipec run` wrote"
 
 
@@ -36,8 +39,9 @@ def read_verification(path: Path, plan: Plan) -> Data:
     for channel in plan.channels:
         known[channel.src].append(channel.value)
     for row in rows:
-        there = tuple(known[row.stage]) if 0 <= row.stage < len(known) else ()
-        if row.kind != NODE and not row.name.startswith(there):  # "y at batch=3", "y of frame 2"
+        there = tuple(f"{n} " for n in known[row.stage]) if 0 <= row.stage < len(known) else ()
+        # "y at batch=3", "y of frame 2"
+        if row.kind != NODE and not f"{row.name} ".startswith(there):
             raise PipecError(
                 "the verification is of another plan",
                 where=path,
@@ -69,8 +73,10 @@ def read_trace(path: Path, schedule: Schedule) -> Data:
         PipecError: The file cannot be read, is something else, or is of another plan.
     """
     try:
-        events = [e for e in _json(path)["traceEvents"] if e["ph"] == "X"]
-        lanes = {e["tid"]: e["args"]["name"] for e in _json(path)["traceEvents"]
+        data = _json(path)
+        data["otherData"][RECORDED]  # a prediction looks alike
+        events = [e for e in data["traceEvents"] if e["ph"] == "X"]
+        lanes = {e["tid"]: e["args"]["name"] for e in data["traceEvents"]
                  if e["ph"] == "M" and e["name"] == "thread_name"}  # fmt: skip
         start = min(e["ts"] for e in events)
         rows = [
@@ -81,8 +87,8 @@ def read_trace(path: Path, schedule: Schedule) -> Data:
             for e in events
         ]  # fmt: skip
         _check_ran(rows, schedule, path)
-    except (ValueError, KeyError, TypeError) as error:
-        raise _make_error(path, "a trace of a run", "pipec run OUT --trace FILE") from error
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
+        raise _make_error(path, _TRACE, _RUN) from error
     return {"seconds": max(row[-1] for row in rows), "actions": rows}
 
 
@@ -93,7 +99,9 @@ def _which(action: Data) -> int | str:
 
 
 def _check_ran(rows: list[list[Any]], schedule: Schedule, path: Path) -> None:
-    """See that every device ran what the schedule gives it, as often as it does."""
+    """See that every device ran what the schedule gives it, as often as it does, at some time."""
+    if not all(isfinite(time) for row in rows for time in row[-2:]):
+        raise _make_error(path, _TRACE, _RUN)
     devices = schedule.device.tolist()
     planned = Counter(
         (device, a.kind.name, a.stage)
@@ -111,7 +119,7 @@ def _check_ran(rows: list[list[Any]], schedule: Schedule, path: Path) -> None:
                 where=path,
                 got=f"{counts[0]} times {what}",
                 want=f"{counts[1]} times",
-                hint="name the plan that ran, or run this one: pipec run OUT --trace FILE",
+                hint=f"name the plan that ran, or run this one: {_RUN}",
             )
 
 

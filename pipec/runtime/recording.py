@@ -18,6 +18,9 @@ from pipec.schedule.lanes import assign_lanes
 from pipec.schedule.schedule import Schedule
 from pipec.simulate.draw_trace import complete, lane_names
 
+RECORDED = "recorded"
+"""What a trace of a run says of itself, which else looks like one that is predicted."""
+
 
 def record(pipeline: Runner) -> None:
     """Have every executor of this process keep the times of its last round."""
@@ -54,7 +57,7 @@ def build_trace(schedule: Schedule, rows: Mapping[int, torch.Tensor]) -> dict[st
                 counter = {"name": "saved values (bytes)", "ph": "C", "pid": device}
                 after = (end - start) * 1e6
                 events.append({**counter, "ts": after, "args": {"saved": saved}})
-    return {"traceEvents": events, "displayTimeUnit": "ms"}
+    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {RECORDED: True}}
 
 
 def write_trace(schedule: Schedule, rows: Mapping[int, torch.Tensor], path: Path) -> None:

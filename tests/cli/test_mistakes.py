@@ -381,7 +381,7 @@ OTHER_TRACE = {"traceEvents": [
     {"name": "thread_name", "ph": "M", "pid": 0, "tid": 0, "args": {"name": "compute"}},
     {"name": "0F7", "cat": "F", "ph": "X", "pid": 1, "tid": 0, "ts": 0, "dur": 1,
      "args": {"stage": 0, "microbatch": 7}},
-]}  # fmt: skip
+], "otherData": {"recorded": True}}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

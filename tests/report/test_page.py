@@ -2,6 +2,7 @@
 
 import base64
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
@@ -154,7 +155,11 @@ def test_measured_errors_and_curves(chrome: "Chrome", plan: pipec.Plan, tmp_path
     assert plan.timeline is not None
     assert plan.schedule is not None
     ran = tmp_path / "trace.json"
-    ran.write_text(json.dumps(trace(plan.timeline, microseconds=2e6)))
+    predicted = trace(plan.timeline, microseconds=2e6)
+    ran.write_text(json.dumps(predicted))
+    with pytest.raises(PipecError, match="not a trace of a run"):
+        read_trace(ran, plan.schedule)
+    ran.write_text(json.dumps(predicted | {"otherData": {"recorded": True}}))
     metrics = tmp_path / "metrics.jsonl"
     steps = [
         Step(step=k, loss=1.0 / (k + 1), samples_per_second=9.0, bubble=0.2, seconds=0.1)
@@ -219,13 +224,19 @@ def test_devices_without_a_stage_are_named(schedule: str, idle: list[int]) -> No
     assert ("no stage is placed on device 2, 3" in told.getvalue()) == bool(idle)
 
 
-@pytest.mark.parametrize("change", [{"cat": "Q"}, {"pid": "0"}, {"pid": [0]}, {"cat": 3}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"cat": "Q"}, {"pid": "0"}, {"pid": [0]}, {"cat": 3},
+        {"ts": 10**400}, {"ts": math.inf}, {"dur": math.nan},
+    ],
+)  # fmt: skip
 def test_a_trace_that_is_odd_is_refused(
     change: dict[str, object], plan: pipec.Plan, tmp_path: Path
 ) -> None:
     assert plan.timeline is not None
     assert plan.schedule is not None
-    found = trace(plan.timeline)
+    found = trace(plan.timeline) | {"otherData": {"recorded": True}}
     first = next(e for e in found["traceEvents"] if e["ph"] == "X" and e["cat"] == "F")
     first.update(change)
     file = tmp_path / "trace.json"
@@ -262,6 +273,7 @@ def test_a_verification_is_of_the_plan_that_is_shown(plan: pipec.Plan, tmp_path:
     for row, told in (
         (verification(sent.value, sent.src + 1, "value"), "of another plan"),
         (verification("layers.l9.weight", 0, "gradient"), "of another plan"),
+        (verification(f"{sent.value}_2", sent.src, "value"), "of another plan"),
         (verification(sent.value, 9, "value"), "of another plan"),
         (verification(sent.value, sent.src, "value", ok="false"), "not a verification"),
         (verification(sent.value, sent.src, "value", relative_error=None), "not a verification"),
