@@ -140,7 +140,7 @@ def test_a_layout_of_another_tool_is_judged(pipec: Pipec, spec: str, tmp_path: P
     assert made.code == 0, made.err
     judged = pipec("explore", spec, *asked, "--beside", order)
     assert judged.code == 0, judged.err
-    assert "free of deadlock" in judged.out
+    assert "free of deadlock with sends and receives of pipec, " in judged.out
     stuck = order.read_text().splitlines()
     actions = {k: [_Action.from_str(a) for a in row.split(",")] for k, row in enumerate(stuck)}
     full = _add_send_recv(actions, stage_to_rank=int, num_stages=2)  # as torch dumps it

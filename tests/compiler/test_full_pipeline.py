@@ -5,6 +5,7 @@ import pytest
 from pipec.compiler.driver import default_passes, make_plan
 from pipec.compiler.endless import round_of
 from pipec.errors import PartitionError, PlanError
+from pipec.explore.beside import Rival
 from pipec.plan.model import Plan
 from pipec.schedule.registry import generate
 from tests.compiler.test_cut_search import (
@@ -29,6 +30,20 @@ def figures(plan: Plan) -> tuple[float, float, float]:
         max(round_of(plan).peak_bytes),
         max(plan.timeline.peak_bytes),
     )
+
+
+def test_a_layout_stands_beside_one_more_round_of_a_run_that_goes_on() -> None:
+    """As the table of an exploration has it; a drained step of the same plan takes longer."""
+    graph, cluster = net(1, 512), cluster_of(1, 2)
+    layout, chosen = (
+        make_plan(graph, cluster, passes=default_passes(schedule=name, microbatches=2))
+        for name in ("1f1b", "pipedream")
+    )
+    assert layout.timeline
+    assert chosen.timeline
+    ratio = Rival("1,1", layout, chosen).ratio
+    assert ratio == layout.timeline.seconds / round_of(chosen).seconds
+    assert ratio > 1.05 * layout.timeline.seconds / chosen.timeline.seconds
 
 
 @pytest.mark.parametrize("name", ROUNDS)
