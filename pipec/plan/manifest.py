@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -61,7 +62,10 @@ def read_manifest(directory: Path) -> Record:
             hint="compile the model again",
         )
     found = record.pop("digest", None)
-    if found != _digest(record) or not isinstance(record.get("files"), dict):
+    changed = True
+    with suppress(ValueError):  # 1e999, which is read as infinite
+        changed = found != _digest(record)
+    if changed or not isinstance(record.get("files"), dict):
         raise PlanError(
             "the plan was changed after it was written", where=path, hint="compile the model again"
         )

@@ -112,6 +112,13 @@ def test_files_that_are_no_plan_are_refused_at_once(tmp_path: Path, kind: str) -
         read_manifest(tmp_path)
 
 
+def test_a_number_that_is_read_as_infinite_was_changed(tmp_path: Path) -> None:
+    record = '{"format": "pipec.plan", "version": 2, "files": {}, "digest": "", "speed": 1e999}'
+    (tmp_path / "plan.json").write_text(record)
+    with pytest.raises(PlanError, match="changed after it was written"):
+        read_manifest(tmp_path)
+
+
 def test_weights_that_are_a_pipe_are_not_opened(mine: Path) -> None:
     """Commands that do not read weights wait for nobody who writes to them."""
     weights = mine / "stage0" / "weights.safetensors"
