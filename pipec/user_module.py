@@ -4,7 +4,7 @@ import importlib.util
 import sys
 import sysconfig
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from traceback import extract_tb
@@ -50,6 +50,8 @@ def user_code(
 ) -> Iterator[None]:
     """Turn whatever a user's code raises inside the block into one error.
 
+    What it prints goes to standard error: standard output is for results, such as JSON.
+
     The error names the innermost line that is neither pipec's nor torch's. This is the one place
     that catches everything: code that is not ours may raise anything.
 
@@ -62,7 +64,8 @@ def user_code(
         PipecError: The block raised something other than a `PipecError`; it is an ``error``.
     """
     try:
-        yield
+        with redirect_stdout(sys.stderr):
+            yield
     except PipecError:
         raise
     except (Exception, SystemExit) as raised:

@@ -103,3 +103,32 @@ def test_devices_have_sources(pipec: Pipec) -> None:
     ]
     assert set(wanted) <= set(known)
     assert all(d["source"] for d in known.values())
+
+
+TALKS = """
+print("imported")
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        print("called")
+        return self.b(torch.relu(self.a(x)))
+
+def net():
+    print("made")
+    return Net(), (torch.zeros(2, 4),)
+"""
+
+
+@pytest.mark.parametrize("command", ["compile", "explore --devices 2xcpu", "profile"])
+def test_what_a_model_prints_is_not_in_json(pipec: Pipec, tmp_path: Path, command: str) -> None:
+    (tmp_path / "talks.py").write_text(TALKS)
+    done = pipec(*command.split(), f"{tmp_path}/talks.py:net", "--json")
+    assert done.code == 0, done.err
+    assert json.loads(done.out)
+    assert "imported\nmade\n" in done.err
