@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from pipec.graph.ir import Source
 from pipec.graph.written import extract
 from pipec.plan.model import Plan
 from pipec.runtime.executor import Settings
-from pipec.runtime.rules import Correction, delays
+from pipec.runtime.rules import Correction, DelayRule, delays
 from pipec.runtime.runner import LocalPipeline
 from pipec.schedule.registry import generate
 from pipec.schedule.schedule import Schedule
@@ -311,3 +312,13 @@ def test_weights_shared_between_stages_are_refused_without_a_flush(tmp_path: Pat
     with pytest.raises(PipecError, match=told):
         emit(plan.replace(schedule=order), tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_backward_weights_go_back_by_the_delay_between() -> None:
+    """PipeMare's T2 by hand: a forward 3 updates late, a backward 1: 2 updates of the velocity."""
+    rule = DelayRule(Correction(t2_decay=0.25), 3.0, 1.0, counts=True)
+    weights = [{"w": torch.tensor([x])} for x in (1.0, 2.0, 4.0)]
+    for old, new in pairwise(weights):
+        rule.observe(old, new)
+    velocity = 0.5 * (0.5 * 1.0) + 0.5 * 2.0  # decays by 0.25 ** (1 / 2) an update
+    assert rule.backward_weights(weights[-1])["w"].item() == 4.0 - 2 * velocity
