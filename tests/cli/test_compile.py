@@ -126,7 +126,10 @@ def net():
 
 
 @pytest.mark.parametrize("command", ["compile", "explore --devices 2xcpu", "profile"])
-def test_what_a_model_prints_is_not_in_json(pipec: Pipec, tmp_path: Path, command: str) -> None:
+def test_what_a_model_prints_is_not_in_json(
+    pipec: Pipec, tmp_path: Path, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "talks.py").write_text(TALKS)
     done = pipec(*command.split(), f"{tmp_path}/talks.py:net", "--json")
     assert done.code == 0, done.err
