@@ -100,8 +100,8 @@ def check_one_per_device(plan: Plan) -> None:
                 where=f"stage {k}",
                 got=f"on {', '.join(f'device {d}' for d in devices)}",
                 want=f"on device {k} alone",
-                hint="--stages N, for a split over the first N devices; or a plan without "
-                "replicas and with one stage per device",
+                hint="compile one stage per device, without replicas; layers are split over the "
+                "first N devices with --stages N",
             )
 
 
